@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from amusd.sampling.sampler_inputs import SamplerInputs
+
 Row = npt.NDArray[np.float32]
 """[columns]."""
 Columns = npt.NDArray[np.intp]
@@ -35,13 +37,10 @@ def penalized(xp: Any, logits: Any, prompt: Any, answer: Any, repetition: Any, p
     return seen - xp.clip(answer, 0, 1) * presence - answer * frequency
 
 
-def filtered(logits: Tensor, words: Tensor) -> Tensor:
-    """[rows, columns]: minus infinity for filtered logits; ties with the last one stay.
-
-    `words` int64 [rows, 4]: top_k - 1, or the last column; then float64 bits: top_p, above 1 for none; how much less
-    than the largest a logit may be, below 0; and 1 / temperature.
-    """
-    last, (top_p, margin, sharpness) = words[:, :1], torch.split(floats(words[:, 1:]), 1, 1)
+def filtered(logits: Tensor, inputs: SamplerInputs) -> Tensor:
+    """[rows, columns]: minus infinity for filtered logits; ties with the last one stay."""
+    given = inputs.last, inputs.top_p, inputs.margin, inputs.sharpness
+    last, top_p, margin, sharpness = (each.unsqueeze(1) for each in given)
     values = logits.sort(1, descending=True).values
     largest = values[:, :1]
     weights = ((values - largest) * sharpness).exp_().mul_(_UNIT).long().masked_fill(values < values.gather(1, last), 0)
@@ -52,9 +51,10 @@ def filtered(logits: Tensor, words: Tensor) -> Tensor:
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def kept_columns(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
+def kept_columns(row: Row, inputs: SamplerInputs) -> Columns | None:
     """Columns of a row that `filtered` keeps, found on a CPU; None: all."""
-    last, (top_p, margin, sharpness), best = int(words[0]), words[1:].view(np.float64).tolist(), row.max()
+    last, best = int(inputs.last), row.max()
+    top_p, margin, sharpness = float(inputs.top_p), float(inputs.margin), float(inputs.sharpness)
     is_cut, total = last < len(row) - 1, 0.0
     if not (is_cut or top_p < 1 or margin > -np.inf):
         return None
@@ -105,8 +105,3 @@ def largest_columns(rows: Tensor, number: int) -> tuple[Tensor, Tensor]:
 def logsumexp(row: Row) -> float:
     """Logarithm of the sum of exp over a row, by torch, which takes half of numpy's time."""
     return float(torch.from_numpy(row).logsumexp(0))
-
-
-def floats(words: Tensor) -> Tensor:
-    """float32: the numbers whose float64 bits `words` hold."""
-    return words.view(torch.float64).float()

@@ -25,8 +25,9 @@ from amusd.config import Distribution
 from amusd.protocol.draft_session import Guesses
 from amusd.sampling.noise import UNIT, code_of, counters, gumbel
 from amusd.sampling.noisy_scores import noisy_scores
-from amusd.sampling.processors import floats, largest_columns
-from amusd.sampling.sampler import ASKED, KEY, MAX_MIXED, TEMPERATURE, RowSampler, SamplingState, SequenceSampler, Words
+from amusd.sampling.processors import largest_columns
+from amusd.sampling.sampler import RowSampler, SamplingState, SequenceSampler
+from amusd.sampling.sampler_inputs import MAX_MIXED, SamplerInputs, Words
 
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits."""
@@ -65,33 +66,32 @@ class RowRanker(RowSampler):
         """See `RowSampler`."""
         return 2 * self.num_best + 2 + 2 * MAX_MIXED
 
-    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(self, logits: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         """See `RowSampler`; the columns are those of the largest logits."""
-        return logits.max(1).indices, self.ranks_of(logits.float(), inputs)
+        return logits.max(1).indices, self.ranks_of(logits.float(), words)
 
-    def ranks_of(self, logits: Tensor, inputs: Tensor) -> Tensor:
+    def ranks_of(self, logits: Tensor, words: Tensor) -> Tensor:
         """int32 [rows, num_outputs] of float32 logits, on any device for all rows at once."""
-        shaped = self.shaped(logits, inputs)
+        inputs, shaped = SamplerInputs.of(words), self.shaped(logits, words)
         relative = shaped - shaped.amax(1, keepdim=True)  # or large logits would round the noise away
         scores = self._noisy(relative, inputs)
         values, columns = largest_columns(scores, self.num_best)
         total = values[:, :1] - scores.log_softmax(1).amax(1, keepdim=True)
         total_of_logits = total if scores is relative else -relative.log_softmax(1).amax(1, keepdim=True)
-        asked = inputs[:, ASKED].clamp(min=0)
+        asked = inputs.asked.clamp(min=0)
         named = relative.gather(1, asked), scores.gather(1, asked)
         numbers = torch.cat((total, total_of_logits, values, *named), 1)
         return torch.cat((columns.int(), numbers.view(torch.int32)), 1)
 
-    def _noisy(self, relative: Tensor, inputs: Tensor) -> Tensor:
+    def _noisy(self, relative: Tensor, inputs: SamplerInputs) -> Tensor:
         """[rows, columns]: the scores; `relative` itself where a CPU adds no noise."""
-        temperatures = floats(inputs[:, TEMPERATURE])
         if relative.device.type != "cpu":
-            scores: Tensor = noisy_scores(relative, self.state.codes, inputs[:, KEY], temperatures)
+            scores: Tensor = noisy_scores(relative, self.state.codes, inputs.key, inputs.temperature)
             return scores
-        if not temperatures.any():
+        if not inputs.temperature.any():
             return relative
-        noise = torch.stack([_noise_of(self.state, key) for key in inputs[:, KEY].tolist()])
-        return torch.addcmul(relative, noise, temperatures.unsqueeze(1))
+        noise = torch.stack([_noise_of(self.state, key) for key in inputs.key.tolist()])
+        return torch.addcmul(relative, noise, inputs.temperature.unsqueeze(1))
 
 
 class Ranking(SequenceSampler):
@@ -121,7 +121,7 @@ class Ranking(SequenceSampler):
         `mixtures`: known tokens of each row, or empty. `num_unranked`: rows before them.
         """
         words = self._words(length, [*((),) * num_unranked, *paths])
-        for row, mixture in zip(words[num_unranked:, ASKED], mixtures, strict=bool(mixtures)):
+        for row, mixture in zip(SamplerInputs.of(words).asked[num_unranked:], mixtures, strict=bool(mixtures)):
             row[: len(mixture)] = [max(0, self.state.column_of(token_id)) for token_id, _, _ in mixture]
         return words
 
@@ -142,7 +142,9 @@ class Ranking(SequenceSampler):
             outputs = self.state.fetch(found).numpy()
         number = self.sampler.num_best
         token_ids, numbers = self.state.ids[outputs[:, :number]].tolist(), outputs[:, number:].view(np.float32).tolist()
-        rows = zip(token_ids, numbers, words[:, KEY].tolist(), mixtures or ((),) * len(words), strict=True)
+        rows = zip(
+            token_ids, numbers, SamplerInputs.of(words).key.tolist(), mixtures or ((),) * len(words), strict=True
+        )
         return [self._ranked(*row) for row in rows]
 
     def _ranked(self, token_ids: list[int], numbers: list[float], key: int, mixture: Mixture) -> Guesses:

@@ -15,8 +15,8 @@ from torch import Tensor
 from amusd.sampling.acceptance import Acceptance, ProbabilityRow, pack_row
 from amusd.sampling.noise import Domain, code_of, counters, gumbel, key_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
-from amusd.sampling.processors import floats
-from amusd.sampling.sampler import KEY, TEMPERATURE, SequenceSampler, Words
+from amusd.sampling.sampler import SequenceSampler
+from amusd.sampling.sampler_inputs import SamplerInputs, Words
 
 DRAFT_SUPPORT = 1024
 
@@ -38,7 +38,7 @@ class DraftSampler(SequenceSampler):
         best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
         columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
         scores, ids = bits.view(np.float64), self.state.ids[columns]
-        noise = gumbel(counters(code_of(ids).astype(np.uint32), int(words[0, KEY])))
+        noise = gumbel(counters(code_of(ids).astype(np.uint32), int(SamplerInputs.of(words).key[0])))
         weights = np.exp(scores - scores[0])
         probabilities = (weights / weights.sum()).astype(np.float32)
         able = np.flatnonzero(probabilities)
@@ -93,7 +93,7 @@ class RatioTest(SequenceSampler):
         is_kept = least < p.gather(1, candidates.long())
         excess = residual(p, ids.long(), q_probs).log().float()
         temperature = torch.ones(len(p), device=p.device)  # which is in p already
-        recovered = noisy_argmax(excess, self.state.codes, words[:, KEY], temperature)
+        recovered = noisy_argmax(excess, self.state.codes, SamplerInputs.of(words).key, temperature)
         return torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1)
 
 
@@ -108,4 +108,5 @@ def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
 
 def _shaped(sampler: SequenceSampler, logits: Tensor, words: Tensor) -> Tensor:
     """float32 [rows, columns]: processed logits, divided by the temperature."""
-    return sampler.sampler.shaped(logits.float(), words) / floats(words[:, TEMPERATURE]).unsqueeze(1)
+    scores: Tensor = sampler.sampler.shaped(logits.float(), words) / SamplerInputs.of(words).temperature.unsqueeze(1)
+    return scores

@@ -1,8 +1,7 @@
 """Samples one token per row of logits on their device, for draft and target.
 
-A `RowSampler` is the end of a pass, captured with it on a GPU. It chooses the column of a row by the row's *words*,
-numbers of 64 bits. A `SequenceSampler` writes the words for one request. Each word has a neutral value, so rows of
-requests with different settings share a pass.
+A `RowSampler` is the end of a pass, captured with it on a GPU. It chooses the column of a row by the row's
+`SamplerInputs`, which a `SequenceSampler` writes for one request.
 """
 
 from __future__ import annotations
@@ -26,31 +25,14 @@ from amusd.sampling.processors import (
     Columns,
     Row,
     filtered,
-    floats,
     kept_columns,
     largest_columns,
     logsumexp,
     penalized,
 )
+from amusd.sampling.sampler_inputs import NUM_BEFORE_PATH, SamplerInputs, Words
 from amusd.types import TopLogprobs
 
-Words = npt.NDArray[np.int64]
-"""[rows, words]: a sampler's inputs. The places of the words in a row follow; *numbers* are float64 bits."""
-KEY = 0
-"""Key of the noise, unsigned."""
-TEMPERATURE = 1
-"""Number; 0: no noise."""
-FILTERS = slice(2, 6)
-"""See `processors.filtered`."""
-PENALTIES = slice(6, 9)
-"""Numbers: repetition, presence and frequency penalty."""
-SEQUENCE = 9
-"""1 + the sequence's number in its `SamplingState`; 0: neither bias nor counts."""
-MAX_MIXED = 3
-ASKED = slice(10, 10 + MAX_MIXED)
-"""Columns whose scores a `RowRanker` returns; -1: none."""
-PATH = 10 + MAX_MIXED
-"""From here on 1 + the column of each token of the row's path; padded with 0."""
 _MIN_PATH = 64
 """Least number of words for a path."""
 PROMPT, ANSWER = 0, 1
@@ -142,22 +124,21 @@ class SamplingState:
         """To the device. Does not wait."""
         return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
 
-    def penalized(self, logits: Tensor, words: Tensor) -> Tensor:
+    def penalized(self, logits: Tensor, inputs: SamplerInputs) -> Tensor:
         """[rows, columns]: logits with bias and penalties, on a GPU."""
-        sequences, paths = words[:, SEQUENCE], words[:, PATH:]
-        prompt, answer = self.counts[:, sequences]
-        answer = answer.scatter_add(1, paths, torch.ones_like(paths, dtype=torch.float32))
-        penalties = torch.split(floats(words[:, PENALTIES]), 1, 1)
-        biased = logits + self.bias[sequences]
+        prompt, answer = self.counts[:, inputs.sequence]
+        answer = answer.scatter_add(1, inputs.path, torch.ones_like(inputs.path, dtype=torch.float32))
+        penalties = torch.split(inputs.penalties, 1, 1)
+        biased = logits + self.bias[inputs.sequence]
         found: Tensor = penalized(torch, biased, prompt[:, 1:], answer[:, 1:], *penalties)
         return found
 
-    def penalized_row(self, row: Row, words: Words) -> Row:
+    def penalized_row(self, row: Row, inputs: SamplerInputs) -> Row:
         """[columns]: the same on a CPU, for the few columns that have any."""
-        sequence, penalties = words[SEQUENCE], words[PENALTIES].view(np.float64).astype(np.float32)
+        sequence, penalties = int(inputs.sequence), inputs.penalties.astype(np.float32)
         bias, prompt, answer = self.bias.numpy()[sequence], *self.counts.numpy()[:, sequence]
         answer = answer.copy()
-        np.add.at(answer, words[PATH:], 1)
+        np.add.at(answer, inputs.path, 1)
         prompt, answer, row = prompt[1:], answer[1:], row.copy()
         known = np.flatnonzero((bias != 0) | (prompt != 0) | (answer != 0))
         row[known] = penalized(np, row[known] + bias[known], prompt[known], answer[known], *penalties)
@@ -165,19 +146,18 @@ class SamplingState:
 
     def words_of(self, distribution: Distribution, sequence: int | None = None) -> Words:
         """[words] of a request's rows, without key and path. `sequence`: its number, None without penalties."""
-        words = np.zeros(PATH + self._max_path, dtype=np.int64)
-        numbers = words.view(np.float64)
+        words = np.zeros(NUM_BEFORE_PATH + self._max_path, dtype=np.int64)
         filters = distribution if distribution.temperature > 0 else GREEDY  # no filter changes an argmax
-        temperature = distribution.temperature or 1.0
-        words[FILTERS.start] = min(filters.top_k or self.num_columns, self.num_columns) - 1
-        top_p = filters.top_p if filters.top_p < 1 else 2.0
-        margin = temperature * np.log(filters.min_p) if filters.min_p else -np.inf
-        numbers[FILTERS][1:] = top_p, margin, 1 / temperature
+        temperature, inputs = distribution.temperature or 1.0, SamplerInputs.of(words)
+        inputs.temperature[...] = distribution.temperature
+        inputs.last[...] = min(filters.top_k or self.num_columns, self.num_columns) - 1
+        inputs.top_p[...] = filters.top_p if filters.top_p < 1 else 2.0
+        inputs.margin[...] = temperature * np.log(filters.min_p) if filters.min_p else -np.inf
+        inputs.sharpness[...] = 1 / temperature
         penalties = distribution.repetition_penalty, distribution.presence_penalty, distribution.frequency_penalty
-        numbers[PENALTIES] = penalties
-        numbers[TEMPERATURE] = distribution.temperature
-        words[SEQUENCE] = 0 if sequence is None else 1 + sequence
-        words[ASKED] = -1
+        inputs.penalties[:] = penalties
+        inputs.sequence[...] = 0 if sequence is None else 1 + sequence
+        inputs.asked[:] = -1
         return words
 
 
@@ -210,11 +190,11 @@ class RowSampler:
         """Columns of a row named beside the chosen one."""
         return min(self.max_best, self.state.num_columns)
 
-    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(self, logits: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, columns], [rows, num_inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
-        logits = logits.float()
-        shaped = self.shaped(logits, inputs)
-        columns = noisy_argmax(shaped, self.state.codes, inputs[:, KEY], floats(inputs[:, TEMPERATURE]))
+        logits, inputs = logits.float(), SamplerInputs.of(words)
+        shaped = self.shaped(logits, words)
+        columns = noisy_argmax(shaped, self.state.codes, inputs.key, inputs.temperature)
         if self.level is not Level.SCORED:
             return columns, columns.unsqueeze(1)[:, :0].view(torch.int32)
         top = logits.topk(self.num_best, 1).indices
@@ -223,33 +203,35 @@ class RowSampler:
 
     def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
         """`compute` of one row with a finite largest logit on a CPU, where a torch operator takes 20 microseconds."""
-        shaped, left = self.shaped_row(row, words)
-        column = choose(shaped, self.state.bits, int(words[KEY]), words.view(np.float64)[TEMPERATURE], left)
+        inputs = SamplerInputs.of(words)
+        shaped, left = self.shaped_row(row, inputs)
+        column = choose(shaped, self.state.bits, int(inputs.key), float(inputs.temperature), left)
         if self.level is not Level.SCORED:
             return column, np.empty(0, dtype=np.int32)
         top = largest_columns(torch.from_numpy(row).unsqueeze(0), self.num_best)[1][0].numpy()
         scored = row[[column, *top]] - logsumexp(row)
         return column, np.concatenate((top.astype(np.int32), scored.view(np.int32)))
 
-    def shaped(self, logits: Tensor, inputs: Tensor) -> Tensor:
+    def shaped(self, logits: Tensor, words: Tensor) -> Tensor:
         """float32 [rows, columns]: logits with bias and penalties, minus infinity where filtered."""
         if self.level is Level.PLAIN:
             return logits
         if logits.device.type == "cpu":
             found = torch.full_like(logits, -torch.inf)
-            for target, row, words in zip(found.numpy(), logits.numpy(), inputs.numpy(), strict=True):
-                shaped, left = self.shaped_row(row, words)
+            for target, row, own in zip(found.numpy(), logits.numpy(), words.numpy(), strict=True):
+                shaped, left = self.shaped_row(row, SamplerInputs.of(own))
                 np.copyto(target, shaped) if left is None else np.put(target, left, shaped[left])
             return found
+        inputs = SamplerInputs.of(words)
         if self.level > Level.FILTERED:
             logits = self.state.penalized(logits, inputs)
-        return filtered(logits, inputs[:, FILTERS])
+        return filtered(logits, inputs)
 
-    def shaped_row(self, row: Row, words: Words) -> tuple[Row, Columns | None]:
+    def shaped_row(self, row: Row, inputs: SamplerInputs) -> tuple[Row, Columns | None]:
         """A row with bias and penalties, and the columns that filters leave; None: all."""
         if self.level > Level.FILTERED:
-            row = self.state.penalized_row(row, words)
-        return row, None if self.level is Level.PLAIN else kept_columns(row, words[FILTERS])
+            row = self.state.penalized_row(row, inputs)
+        return row, None if self.level is Level.PLAIN else kept_columns(row, inputs)
 
 
 def scores_of(outputs: npt.NDArray[np.int32], number: int) -> tuple[float, TopLogprobs]:
@@ -309,11 +291,13 @@ class SequenceSampler:
         ends = [length + len(path) for path in paths]
         ends += range(length + len(paths) + 1, length + len(paths) + 1 + num_further)
         words = np.tile(self._template, (len(ends), 1))
-        words.view(np.uint64)[:, KEY] = [key_of(self.distribution.seed, position, self.domain) for position in ends]
+        keys = [key_of(self.distribution.seed, position, self.domain) for position in ends]
+        inputs = SamplerInputs.of(words)
+        inputs.key.view(np.uint64)[:] = keys
         if self.needs_context:
             self._count(length)
             first = max(0, self._num_prompt_tokens - length)  # tokens of the prompt are counted
-            for row, path in zip(words[:, PATH:], paths, strict=False):
+            for row, path in zip(inputs.path, paths, strict=False):
                 answer = path[first:][-len(row) :]
                 row[: len(answer)] = [1 + self.state.column_of(token_id) for token_id in answer]
         return words

@@ -36,7 +36,8 @@ from amusd.models.synthetic import SHAPES
 from amusd.sampling.noise import Domain, codes_of, key_of
 from amusd.sampling.noisy_scores import noisy_scores
 from amusd.sampling.ranking import RowRanker
-from amusd.sampling.sampler import KEY, Level, RowSampler, SamplingState
+from amusd.sampling.sampler import Level, RowSampler, SamplingState
+from amusd.sampling.sampler_inputs import SamplerInputs
 from experiments.gpu_proof.correctness import sequences
 from experiments.gpu_proof.plan import GPU, Scale
 from experiments.gpu_proof.records import Job
@@ -179,7 +180,7 @@ def _inputs(sampler: RowSampler, seed: int) -> Tensor:
     """Rows at temperature 0.7, and with top-p if the level has filters; nothing is known beside the logits."""
     distribution = Distribution(temperature=0.7, top_p=0.9 if sampler.level else 1.0)
     words = np.tile(sampler.state.words_of(distribution), (ROWS, 1))
-    words.view(np.uint64)[:, KEY] = _keys(seed)
+    SamplerInputs.of(words).key.view(np.uint64)[:] = _keys(seed)
     return torch.from_numpy(words)
 
 

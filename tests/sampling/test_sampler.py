@@ -20,7 +20,8 @@ from amusd.config import Distribution
 from amusd.sampling.noisy_scores import choose
 from amusd.sampling.processors import kept_columns
 from amusd.sampling.ranking import RowRanker
-from amusd.sampling.sampler import FILTERS, Level, RowSampler, SamplingState, SequenceSampler, scores_of
+from amusd.sampling.sampler import Level, RowSampler, SamplingState, SequenceSampler, scores_of
+from amusd.sampling.sampler_inputs import SamplerInputs
 
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
 ROUNDING = 1e-4
@@ -122,7 +123,8 @@ def test_a_filter_keeps_the_likeliest_up_to_its_border(device: str, changes: dic
 def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
     """Further than it looks first: each column is less likely by 1 % than the one before."""
     logits = np.arange(3000, dtype=np.float32) * np.float32(-0.01)
-    left = kept_columns(logits, SamplingState(3000).words_of(Distribution(temperature=1.0, **changes))[FILTERS])
+    words = SamplingState(3000).words_of(Distribution(temperature=1.0, **changes))
+    left = kept_columns(logits, SamplerInputs.of(words))
     assert left is not None
     assert left.tolist() == [*range(len(left))]
     assert len(left) == pytest.approx(100 * np.log(1 / 0.0001), abs=1)
@@ -244,11 +246,11 @@ class Launches(TorchDispatchMode):
     [
         (RowSampler, Level.PLAIN, 4),
         (RowSampler, Level.FILTERED, 37),
-        (RowSampler, Level.PENALIZED, 55),
-        (RowSampler, Level.SCORED, 76),
+        (RowSampler, Level.PENALIZED, 54),
+        (RowSampler, Level.SCORED, 75),
         (RowRanker, Level.PLAIN, 34),
         (RowRanker, Level.FILTERED, 67),
-        (RowRanker, Level.PENALIZED, 85),
+        (RowRanker, Level.PENALIZED, 84),
     ],
 )
 def test_a_device_launches_few_kernels_and_is_asked_for_nothing(

@@ -1,0 +1,56 @@
+"""The inputs of a sampler: a row of 64-bit words for each row of logits, all sent to a GPU in one copy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Words = npt.NDArray[np.int64]
+"""[rows, words]."""
+MAX_MIXED = 3
+"""Columns that a `RowRanker` may be asked for."""
+_ASKED = 10
+NUM_BEFORE_PATH = _ASKED + MAX_MIXED
+
+
+class SamplerInputs(NamedTuple):
+    """Words by their names, for all rows or for one, whose fields then lack the first dimension.
+
+    Integers are int64; numbers are stored as float64, and read as float32 from tensors. Each has a neutral value, so
+    that rows of requests with different settings share a pass.
+    """
+
+    key: Any
+    """[rows]: of the noise, unsigned."""
+    temperature: Any
+    """[rows] number; 0: no noise."""
+    last: Any
+    """[rows]: top_k - 1, or the last column."""
+    top_p: Any
+    """[rows] number; above 1: none."""
+    margin: Any
+    """[rows] number: how much less than the largest a logit may be, below 0."""
+    sharpness: Any
+    """[rows] number: 1 / temperature."""
+    penalties: Any
+    """[rows, 3] numbers: repetition, presence and frequency penalty."""
+    sequence: Any
+    """[rows]: 1 + the sequence's number in its `SamplingState`; 0: neither bias nor counts."""
+    asked: Any
+    """[rows, MAX_MIXED]: columns whose scores a `RowRanker` returns; -1: none."""
+    path: Any
+    """[rows, n]: 1 + the column of each token of the row's path; padded with 0."""
+
+    @classmethod
+    def of(cls, words: Words | Tensor) -> SamplerInputs:
+        """The named parts of words; those of an array are views, which may be written."""
+        ints: Any = words
+        numbers = ints.view(torch.float64).float() if isinstance(words, Tensor) else ints.view(np.float64)
+        return cls(
+            *(ints[..., 0], numbers[..., 1], ints[..., 2], numbers[..., 3], numbers[..., 4], numbers[..., 5]),
+            *(numbers[..., 6:9], ints[..., 9], ints[..., _ASKED:NUM_BEFORE_PATH], ints[..., NUM_BEFORE_PATH:]),
+        )
