@@ -119,13 +119,12 @@ def _attend_splits(
     dim: tl.constexpr, padded_dim: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     # The rows of this tile: [size] pairs of a row of the pass and a query head
-    tile_rows: tl.constexpr = size // group
     key_heads: tl.constexpr = heads // group
     key_head = (tl.program_id(0) % key_heads).to(tl.int64)
     seq = tl.program_id(1).to(tl.int64)
     pair = tl.arange(0, size)
-    row = tl.program_id(0) // key_heads * tile_rows + pair // group
-    live = (pair < tile_rows * group) & (row < num_rows)
+    row = tl.program_id(0) // key_heads * (size // group) + pair // group
+    live = (pair < size // group * group) & (row < num_rows)
     position = tl.load(positions + seq * num_rows + row, mask=live, other=-1).to(tl.int32)
     path = tl.load(row_paths + seq * num_rows + row, mask=live, other=0).to(tl.int32)
     num_used = tl.minimum(tl.max(path, 0) + 1, num_paths)  # the others would cost products, and change nothing
@@ -133,61 +132,73 @@ def _attend_splits(
     length = tl.load(lengths + seq)
     length = tl.where(length > last, 2147483647, length).to(tl.int32)  # a chain: the table has every position
 
-    column = tl.arange(0, padded_dim)
+    column = tl.arange(0, padded_dim)[None, :]
     in_head = column < dim
     result_row = (seq * num_rows + row) * heads + key_head * group + pair % group
-    rows_mask = live[:, None] & in_head[None, :]
-    rows = tl.load(query + result_row[:, None] * dim + column[None, :], mask=rows_mask, other=0.0)
+    rows = tl.load(query + result_row[:, None] * dim + column, mask=live[:, None] & in_head, other=0.0)
     rows = rows.to(keys.dtype.element_ty)  # [size, padded_dim]
     keys += key_head * keys_per_head * dim
     values += key_head * values_per_head * dim
     table += seq * table_stride
     branches += seq * num_paths * depth
-
     for split in range(tl.program_id(2), _num_splits(last + 1), tl.num_programs(2)):
-        is_near = split < _NUM_NEAR
-        start = tl.where(is_near, split * _BLOCK, _NUM_NEAR * _BLOCK + (split - _NUM_NEAR) * _SPLIT)
-        num_blocks = tl.minimum((last - start) // _BLOCK + 1, tl.where(is_near, 1, _SPLIT // _BLOCK))
-        num_shared = tl.minimum(tl.maximum(length - start, 0) // _BLOCK, num_blocks)
-        maximum = tl.full((size,), float("-inf"), tl.float32)
-        total = tl.zeros((size,), tl.float32)
-        result = tl.zeros((size, padded_dim), tl.float32)
-        for item in range(num_shared + (num_blocks - num_shared) * num_used):
-            # Which block, for which rows, from which slots
-            beyond = tl.maximum(item - num_shared, 0)
-            block = tl.minimum(item, num_shared) + beyond // num_used
-            item_path = beyond % num_used
-            reach = tl.where((path == item_path) | (item < num_shared), position, -1)
-            wanted = start + block * _BLOCK + tl.arange(0, _BLOCK)
-            seen = wanted <= tl.max(reach, 0)  # by any row
-            committed = tl.load(table + wanted, mask=seen & (wanted < length), other=0)
-            own = branches + item_path * depth + (wanted - length)
-            slot = committed + tl.load(own, mask=seen & (wanted >= length), other=0)
-            place = slot[:, None] * dim + column[None, :]
-            place_mask = seen[:, None] & in_head[None, :]
-
-            # One step of the online softmax
-            block_keys = tl.load(keys + place, mask=place_mask, other=0.0)  # [_BLOCK, padded_dim]
-            scores = tl.dot(rows, tl.trans(block_keys), input_precision="ieee") * scaling
-            if softcap > 0:
-                scores = softcap * (2 * tl.sigmoid(scores * (2 / softcap)) - 1)
-            scores = tl.where(wanted[None, :] <= reach[:, None], scores * _LOG2_E, float("-inf"))
-            larger = tl.maximum(maximum, tl.max(scores, 1))
-            finite = tl.where(larger == float("-inf"), 0.0, larger)
-            kept = tl.exp2(maximum - finite)  # 1 for rows that do not see the block
-            weights = tl.exp2(scores - finite[:, None])
-            total = total * kept + tl.sum(weights, 1)
-            block_values = tl.load(values + place, mask=place_mask, other=0.0)
-            result = tl.dot(
-                weights.to(block_values.dtype), block_values, acc=result * kept[:, None], input_precision="ieee"
-            )
-            maximum = larger
-
-        stored = (result_row * num_splits + split)[:, None] * dim + column[None, :]
+        start, maximum, total, result = _attend_split(
+            split, rows, position, path, num_used, last, length, keys, values, table, branches, depth, scaling,
+            softcap, dim,
+        )  # fmt: skip
+        place = result_row * num_splits + split
         sees_split = live & (position >= start)
-        tl.store(sums + stored, result, mask=sees_split[:, None] & in_head[None, :])
-        tl.store(maxima + result_row * num_splits + split, maximum, mask=sees_split)
-        tl.store(totals + result_row * num_splits + split, total, mask=sees_split)
+        tl.store(sums + place[:, None] * dim + column, result, mask=sees_split[:, None] & in_head)
+        tl.store(maxima + place, maximum, mask=sees_split)
+        tl.store(totals + place, total, mask=sees_split)
+
+
+@triton.jit
+def _attend_split(
+    split, rows, position, path, num_used, last, length,
+    keys, values, table, branches, depth, scaling, softcap: tl.constexpr, dim: tl.constexpr,
+):  # fmt: skip
+    """The first position of a split; for each row, the largest score, the sum of the weights and that of the values."""
+    is_near = split < _NUM_NEAR
+    start = tl.where(is_near, split * _BLOCK, _NUM_NEAR * _BLOCK + (split - _NUM_NEAR) * _SPLIT)
+    num_blocks = tl.minimum((last - start) // _BLOCK + 1, tl.where(is_near, 1, _SPLIT // _BLOCK))
+    num_shared = tl.minimum(tl.maximum(length - start, 0) // _BLOCK, num_blocks)
+    column = tl.arange(0, rows.shape[1])[None, :]
+    maximum = tl.full((rows.shape[0],), float("-inf"), tl.float32)
+    total = tl.zeros((rows.shape[0],), tl.float32)
+    result = tl.zeros(rows.shape, tl.float32)
+    for item in range(num_shared + (num_blocks - num_shared) * num_used):
+        # Which block, for which rows, from which slots
+        beyond = tl.maximum(item - num_shared, 0)
+        block = tl.minimum(item, num_shared) + beyond // num_used
+        item_path = beyond % num_used
+        reach = tl.where((path == item_path) | (item < num_shared), position, -1)
+        wanted = start + block * _BLOCK + tl.arange(0, _BLOCK)
+        seen = wanted <= tl.max(reach, 0)  # by any row
+        committed = tl.load(table + wanted, mask=seen & (wanted < length), other=0)
+        own = branches + item_path * depth + (wanted - length)
+        slot = committed + tl.load(own, mask=seen & (wanted >= length), other=0)
+        place, mask = slot[:, None] * dim + column, seen[:, None] & (column < dim)
+        block_keys = tl.load(keys + place, mask=mask, other=0.0)  # [_BLOCK, padded_dim]
+        scores = tl.dot(rows, tl.trans(block_keys), input_precision="ieee") * scaling
+        if softcap > 0:
+            scores = softcap * (2 * tl.sigmoid(scores * (2 / softcap)) - 1)
+        scores = tl.where(wanted[None, :] <= reach[:, None], scores * _LOG2_E, float("-inf"))
+        maximum, total, result = _online_softmax(scores, values + place, mask, maximum, total, result)
+    return start, maximum, total, result
+
+
+@triton.jit
+def _online_softmax(scores, values, mask, maximum, total, result):
+    """Maximum, total and sums of the weighted values, with a further block."""
+    larger = tl.maximum(maximum, tl.max(scores, 1))
+    finite = tl.where(larger == float("-inf"), 0.0, larger)
+    kept = tl.exp2(maximum - finite)  # 1 for rows that do not see the block
+    weights = tl.exp2(scores - finite[:, None])
+    total = total * kept + tl.sum(weights, 1)
+    block_values = tl.load(values, mask=mask, other=0.0)
+    weights = weights.to(block_values.dtype)
+    return larger, total, tl.dot(weights, block_values, acc=result * kept[:, None], input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits"], do_not_specialize_on_alignment=["positions", "sinks"])
