@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from fake_cuda.gpus import FakeGpus
+from fake_cuda.late import spoil
 from fake_cuda.tensors import CudaTensor, arrive, copy_to, inner_of, move, run
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
@@ -49,6 +50,8 @@ class Bindings(TorchFunctionMode):
         inner = func(*args, **kwargs, device=self._devices.inner_device)
         if not func.__name__.startswith(("empty", "new_empty")):
             refill = lambda: inner.copy_(func(*args, **kwargs, device=self._devices.inner_device))  # noqa: E731
+            if self._devices.late is not None:
+                spoil(inner)
             self._devices.launched(func.__name__, index, [], refill)
         return CudaTensor(inner, index, self._devices)
 

@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from fake_cuda.bindings import Bindings
 from fake_cuda.gpus import FakeGpus
+from fake_cuda.late import LateStreams
 from fake_cuda.streams import doubles
 from typing_extensions import Self
 
@@ -36,13 +37,14 @@ class _Generator(torch.Generator):
 
 
 @contextmanager
-def fake_cuda(*, values: bool = False) -> Iterator[FakeGpus]:
+def fake_cuda(*, values: bool = False, seed: int | None = None) -> Iterator[FakeGpus]:
     """Inside, `cuda:0` and `cuda:1` can be used in this thread, and what is asked of them is written down.
 
     `values`: compute on the CPU, so that replays of graphs do what real ones would (for small models). Otherwise only
-    shapes and dtypes are known: a model takes no memory, and whatever comes to the host is 0.
+    shapes and dtypes are known: a model takes no memory, and whatever comes to the host is 0. `seed`: streams run late,
+    in an order of this seed; None: what is asked is done at once.
     """
-    gpus = FakeGpus(2, "cpu" if values else "meta")
+    gpus = FakeGpus(2, "cpu" if values else "meta", None if seed is None else LateStreams(seed))
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **doubles(gpus)))
         stack.enter_context(mock.patch.object(torch, "Generator", _Generator))

@@ -14,16 +14,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fake_cuda.record import Capture, Copy, Graph, Kernel, Operand, Record, StreamId, Wait
+from fake_cuda.late import LateStreams
+from fake_cuda.record import Capture, Copy, Graph, Kernel, Operand, Record, Replay, StreamId, Wait
 from fake_cuda.tensors import CudaTensor, Direction, nothing
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class FakeGpus:
-    def __init__(self, num_devices: int, inner_device: str) -> None:
+    def __init__(self, num_devices: int, inner_device: str, late: LateStreams | None = None) -> None:
         self.inner_device = inner_device
         self.num_devices = num_devices
+        self.late = late
+        """None: all work is done when it is asked for."""
         self.record = Record()
         self.is_finished: Callable[[], bool] = lambda: True
         self.current_device = 0
@@ -73,6 +76,8 @@ class FakeGpus:
 
     def finished(self) -> None:
         """All work is done. Raises `AssertionError` where pinned memory was written while it was read."""
+        if self.late is not None:
+            self.late.finish_all()
         under_way, self._under_way = self._under_way, []
         assert all(torch.equal(host, before) for host, before in under_way), "written while it was copied"
 
@@ -97,6 +102,8 @@ class FakeGpus:
         self, direction: Direction, index: int, num_bytes: int, repeat: Callable[[], None], *, waits: bool
     ) -> None:
         self._ran(Copy(direction, num_bytes, waits, self.current_streams[index], repeat))
+        if waits and self.late is not None:
+            self.late.finish(self.late.mark(self.current_streams[index]))
 
     def check_may_wait(self, what: str) -> None:
         if self._capturing is not None and self._capturing.mode != "relaxed":
@@ -108,6 +115,8 @@ class FakeGpus:
             graph.nodes.append(work)
         else:
             self.record.append(replace(work, repeat=nothing))  # which would keep every tensor alive
+            if self.late is not None:
+                self.late.put(work.stream, work.repeat)
 
     # What the doubles of `torch.cuda` need (`streams.py`)
 
@@ -140,6 +149,18 @@ class FakeGpus:
         for tensor in () if self._last_replayed is None else self._last_replayed.made:
             tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 77)
         self._last_replayed = graph
+
+    def replay(self, graph: Graph, stream: StreamId) -> None:
+        def work() -> None:
+            self.replayed(graph)
+            for node in graph.nodes:
+                node.repeat()
+
+        self.record.append(Replay(graph, stream))
+        if self.late is None:
+            work()
+        else:
+            self.late.put(stream, work)
 
     def begin(self, graph: Graph) -> None:
         self.check_may_wait("a capture")

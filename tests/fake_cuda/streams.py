@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from fake_cuda.gpus import FakeGpus
-from fake_cuda.record import Graph, Replay, StreamId, Wait
+from fake_cuda.record import Graph, StreamId, Wait
+from fake_cuda.tensors import nothing
 
 PROPERTIES = SimpleNamespace(
     name="Fake H200", major=9, minor=0, multi_processor_count=132, total_memory=141 << 30, warp_size=32
@@ -21,23 +22,28 @@ class Double:
 
 
 class Stream(Double):
-    """`torch.cuda.Stream`. Work is done when it is asked for, so streams need not wait for each other."""
+    """`torch.cuda.Stream`."""
 
     def __init__(self, device: Any = None, *, known: StreamId | None = None) -> None:
         self.id = self.gpus.new_stream(self.gpus.number(device)) if known is None else known
 
     def wait_stream(self, stream: Stream) -> None:
-        pass
+        if (late := self.gpus.late) is not None:
+            late.put(self.id, nothing, behind=late.mark(stream.id))
 
 
 class Event(Double):
     def record(self) -> None:
         self._stream = self.gpus.current_streams[self.gpus.current_device]
+        self._mark = None if self.gpus.late is None else self.gpus.late.mark(self._stream)
 
     def query(self) -> bool:
         is_finished = self.gpus.is_finished()
         if is_finished:
-            self.gpus.finished()
+            if self.gpus.late is None:
+                self.gpus.finished()
+            elif self._mark is not None:
+                self.gpus.late.finish(self._mark)
             self.gpus.record.append(Wait(self._stream))
         return is_finished
 
@@ -47,10 +53,7 @@ class CUDAGraph(Double):
 
     def replay(self) -> None:
         """Launched on the device that was captured, whichever is the current one."""
-        self.gpus.record.append(Replay(self.captured, self.gpus.current_streams[self.captured.stream.device]))
-        self.gpus.replayed(self.captured)
-        for node in self.captured.nodes:
-            node.repeat()
+        self.gpus.replay(self.captured, self.gpus.current_streams[self.captured.stream.device])
 
 
 class graph(Double):  # noqa: N801 - torch's name

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+from fake_cuda.late import foreseen
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from typing_extensions import Self
@@ -68,16 +69,19 @@ def run(name: str, call: Callable[..., Any], args: Any, kwargs: Any, *, is_mutab
     leaves, spec = tree_flatten((args, kwargs))
     operands = [leaf for leaf in leaves if isinstance(leaf, CudaTensor)]
     devices, index = operands[0].devices, int(operands[0].device.index)
-    _wait_for_data(name, args, leaves, operands[0])
+    waits = _wait_for_data(name, args, leaves, operands[0]) or name in _READS_ON_HOST
     if name in _READS_ON_HOST:
         devices.check_may_wait(name)
         devices.copied("out", index, operands[0].element_size(), nothing, waits=True)
         if operands[0].inner.is_meta:
             return torch.zeros((), dtype=operands[0].dtype).item()
-    inner_args, inner_kwargs = tree_unflatten([inner_of(leaf) for leaf in leaves], spec)
+    inner_args, inner_kwargs = tree_unflatten([_given(leaf) for leaf in leaves], spec)
     if Triton.is_used:
         call = devices.kernels.get(name, call)
-    results = call(*inner_args, **inner_kwargs)
+    if devices.late is None or waits:
+        results = call(*inner_args, **inner_kwargs)
+    else:
+        results = foreseen(call, inner_args, inner_kwargs, is_mutable=is_mutable)
     known = {id(operand.inner): operand for operand in operands}
     memory = {operand.inner.untyped_storage()._cdata for operand in operands}
     made = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
@@ -92,7 +96,7 @@ def run(name: str, call: Callable[..., Any], args: Any, kwargs: Any, *, is_mutab
                 if old is not new:
                     old.copy_(new)
 
-        devices.launched(name, index, operands, nothing if operands[0].inner.is_meta else repeat)
+        devices.launched(name, index, operands, nothing if operands[0].inner.is_meta or waits else repeat)
 
     def wrap(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -158,18 +162,20 @@ def copy_to(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
 
     if waits:
         own.devices.check_may_wait("a copy that the host waits for")
-    repeat()
-    if direction == "in" and not waits and not inner_target.is_meta:
-        own.devices.reads(host)
+    if own.devices.late is None:
+        repeat()
+        if direction == "in" and not waits and not inner_target.is_meta:
+            own.devices.reads(host)
     own.devices.copied(direction, own.device.index, source.nbytes, repeat, waits=waits)
     return target
 
 
-def _wait_for_data(name: str, args: Any, leaves: list[Any], operand: CudaTensor) -> None:
-    """Note hidden waits: for a shape that depends on data, and for indices on the host. Raises as `run`."""
+def _wait_for_data(name: str, args: Any, leaves: list[Any], operand: CudaTensor) -> bool:
+    """Whether a shape depends on data. Notes this hidden wait, and that for indices on the host. Raises as `run`."""
     devices, index = operand.devices, int(operand.device.index)
     indices = tree_leaves(args[1]) if name in _INDEXING else []
-    if name in _SHAPE_DEPENDS_ON_DATA or any(_is_mask(leaf) for leaf in indices):
+    depends = name in _SHAPE_DEPENDS_ON_DATA or any(_is_mask(leaf) for leaf in indices)
+    if depends:
         devices.check_may_wait(name)
         devices.copied("out", index, torch.int64.itemsize, nothing, waits=True)
     for tensor in leaves:
@@ -178,6 +184,7 @@ def _wait_for_data(name: str, args: Any, leaves: list[Any], operand: CudaTensor)
                 raise RuntimeError(f"{name}: tensors on {operand.device} and {tensor.device}")
             devices.check_may_wait(name)
             devices.copied("in", index, tensor.nbytes, nothing, waits=True)
+    return depends
 
 
 def _is_mask(leaf: Any) -> bool:
@@ -186,6 +193,11 @@ def _is_mask(leaf: Any) -> bool:
 
 def inner_of(leaf: Any) -> Any:
     return leaf.inner if isinstance(leaf, CudaTensor) else leaf
+
+
+def _given(leaf: Any) -> Any:
+    """What a kernel gets: numbers on the host as they are when it is launched."""
+    return leaf.clone() if isinstance(leaf, Tensor) and not isinstance(leaf, CudaTensor) else inner_of(leaf)
 
 
 def nothing() -> None:

@@ -116,9 +116,28 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "_ = (positions - 1)",
         ),
     },
+    ("amusd/models/captured.py", "tests/fake_cuda/test_late.py"): {
+        "tokens are read before they are on the host": (
+            "        self._model.wait()\n        outputs = []",
+            "        outputs = []",
+        ),
+        "inputs are written again while they are sent": (
+            "        told = None\n        if sampler",
+            "        self._write_padding(shapes[0])\n        told = None\n        if sampler",
+        ),
+    },
+    ("amusd/models/cached_model.py", "tests/fake_cuda/test_late.py"): {
+        "a copy is read before it is on the host": (
+            "        self.wait()\n        return on_host",
+            "        return on_host",
+        ),
+    },
     ("amusd/models/fallback.py", "tests/fake_cuda/test_fallback.py"): {
         "passes that differ from plain ones are used": ("if difference <= limit:", "if True:"),
         "damaged weights count as a wrong kernel": ("if not expected.isfinite().all() or", "if"),
+    },
+    ("amusd/models/graphs.py", "tests/fake_cuda/test_late.py"): {
+        "an event is not waited for": ("while not event.query():", "while False:"),
     },
     ("amusd/models/graphs.py", "tests/fake_cuda/test_fallback.py"): {
         "a capture that fails hides its cause": ("error.__context__ or error", "error"),
@@ -338,6 +357,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "raise PeerLostError  # START",
         ),
         "the back-off does not double": ("2 ** (self._num_fruitless - 2)", "1"),
+        "a draft that worked for long is given up": ("1 if time.monotonic() >= self._steady_at else ", ""),
         "a draft of use is not worth a restart": ("self._num_fruitless = 0\n\n    def poll", "pass\n\n    def poll"),
         "a first draft that ends by itself is started again": ("end.code >= 0", "end.code > 99"),
     },
