@@ -2,8 +2,8 @@
 
 lost ──▶ its process has ended ──▶ listen on a fresh link, start the next one ──▶ Hello ──▶ handed to the target
 
-Every draft has its own link and nonce, so nothing of an earlier one is taken for its own. After
-`MAX_RESTARTS` in a row without an accepted candidate, the target stays alone for good.
+Every draft has its own link and nonce, so nothing of an earlier one is taken for its own. After `MAX_RESTARTS` in a row
+without an accepted candidate or `STEADY_SECONDS` of work, the target stays alone for good.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from amusd.transport.base import Transport
 MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
 """Pause before the second of these restarts; doubled for each further one."""
+STEADY_SECONDS = 60.0
+"""A draft that was up so long is worth replacing whatever ended it, also if nobody asked for an answer meanwhile."""
 LOOK_SECONDS = 0.05
 START_AGAIN_SECONDS = 1.0
 """Pause before a draft is started again that could not be."""
@@ -78,15 +80,16 @@ class DraftRestart:
     _num_fruitless: int = 0
     """Restarts in a row without an accepted candidate."""
     _not_before: float = 0.0
-    """The next draft is started no earlier; this and the next two are monotonic seconds."""
+    """The next draft is started no earlier; this and the next three are monotonic seconds."""
     _deadline: float = 0.0
     _dismiss_at: float = math.inf
+    _steady_at: float = math.inf
 
     def start(self) -> None:
         """Have the next draft start, without waiting. Raises `ConfigError`."""
         nonce = secrets.randbits(64)
         self._link = self.listen(nonce)
-        self._told, self._dismiss_at = self._told + 1, math.inf
+        self._told, self._dismiss_at, self._steady_at = self._told + 1, math.inf, math.inf
         self._deadline = time.monotonic() + self.timeout_seconds
         self.source.tell(self._told, self._link.address, nonce)
 
@@ -121,7 +124,7 @@ class DraftRestart:
         self._dismiss_at = time.monotonic() + FAREWELL_SECONDS
         if self.failure is not None:
             return
-        self._num_fruitless += 1
+        self._num_fruitless = 1 if time.monotonic() >= self._steady_at else self._num_fruitless + 1
         if self._num_fruitless > MAX_RESTARTS:
             self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
         elif self._num_fruitless > 1:
@@ -168,6 +171,7 @@ class DraftRestart:
             return None
         if peer.incarnation != self._told:
             raise PeerProtocolError(f"a Hello of incarnation {peer.incarnation} instead of {self._told}")
+        self._steady_at = time.monotonic() + STEADY_SECONDS
         self.on_met()
         link, self._link = self._link, None
         return link, self._told

@@ -13,7 +13,14 @@ from amusd.child import Ended
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Hello
 from amusd.runtime import draft_restart, handshake
-from amusd.runtime.draft_restart import BACK_OFF_SECONDS, FAREWELL_SECONDS, LOOK_SECONDS, MAX_RESTARTS, DraftRestart
+from amusd.runtime.draft_restart import (
+    BACK_OFF_SECONDS,
+    FAREWELL_SECONDS,
+    LOOK_SECONDS,
+    MAX_RESTARTS,
+    STEADY_SECONDS,
+    DraftRestart,
+)
 
 
 class Source:
@@ -187,12 +194,18 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
     )
 
 
-def test_a_draft_whose_candidates_are_accepted_is_worth_as_many_restarts_as_the_first(search: Search) -> None:
+@pytest.mark.parametrize("seconds", [0.0, STEADY_SECONDS])
+def test_a_draft_that_was_of_use_or_up_for_long_is_worth_as_many_restarts_as_the_first(
+    search: Search, seconds: float
+) -> None:
+    search.clock.pass_by(seconds)
     for _ in range(2 * MAX_RESTARTS):
         search.lose()
         assert search.poll_until_told() < BACK_OFF_SECONDS
         search.links[-1].inbox.append(hello(search.source.told[-1]))
         assert search.restart.poll() is not None
-        search.restart.accepted()
+        if not seconds:
+            search.restart.accepted()
+        search.clock.pass_by(seconds)
         search.clock.pass_by(LOOK_SECONDS)
     assert search.restart.failure is None
