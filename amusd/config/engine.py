@@ -227,8 +227,8 @@ class EngineConfig(EngineKeys):
         super().__post_init__()
         devices, number = self.hardware.devices, self.num_ranks
         shape, is_own = self.hardware.synthetic, self.target.kind == "hf"
-        one_each = len(devices) in (0, number) or (len(devices) > 1 and len(set(devices)) == 1)
-        self.hardware.require(one_each, "devices", f"name {number}: the target's {number - 1}, the draft's")
+        fits = len(devices) in (0, number) or len(set(devices)) == 1
+        self.hardware.require(fits, "devices", f"name one for all, or {number}: the target's {number - 1}, the draft's")
         self.hardware.require(not (shape and is_own), "synthetic", "not with target=hf, which has weights of its own")
         fitting = tuple(drafter.for_target(self.target, self.hardware) for drafter in self.drafters)
         object.__setattr__(self, "drafters", fitting)

@@ -34,6 +34,7 @@ def on(*devices: str, **settings: Any) -> EngineConfig:
         (2, "", 4, "cuda:0 cuda:0 cuda:1 cuda:1 cuda:1"),
         (8, "", 4, "cuda:0 cuda:1 cuda:2 cuda:3 cuda:4"),
         (2, "cpu cpu", 2, "cpu cpu cpu"),
+        (2, "cuda:1", 2, "cuda:1 cuda:1 cuda:1"),
         (2, "cuda:1 cuda:0", 1, "cuda:1 cuda:0"),
     ],
 )
