@@ -36,7 +36,7 @@ from amusd.runtime.devices import (
     sharing,
 )
 from amusd.runtime.startup import cache_bytes
-from amusd.runtime.workers import check_ranks, check_workers
+from amusd.runtime.workers import check_folders, check_ranks
 from amusd.transport.factory import ON_ONE_MACHINE, listen
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
@@ -116,7 +116,7 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
 
 def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Finding]:
     of_target, of_draft = link_devices(config)
-    check_workers(config)
+    check_folders(config)
     check_target(config)
     if not has_devices:
         yield "models", None, "their folders can be read; all else needs the devices"

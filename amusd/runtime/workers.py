@@ -44,7 +44,13 @@ def start_workers(
 
 
 def check_workers(config: EngineConfig) -> None:
-    """Raise `ConfigError` for folders that hold no model, and as `check_ranks`. Reads no weights."""
+    """Raise `ConfigError` as `check_folders` and `check_ranks`. Reads no weights."""
+    check_folders(config)
+    check_ranks(config)
+
+
+def check_folders(config: EngineConfig) -> None:
+    """Raise `ConfigError` for folders that hold no model, and factories that are not there."""
     stages = [stage for drafter in config.drafters for stage in drafter.stages]
     for kind, model in [(config.target.kind, config.target.model), *((stage.kind, stage.model) for stage in stages)]:
         if model is not None:
@@ -52,7 +58,6 @@ def check_workers(config: EngineConfig) -> None:
     for file in (stage.factory.rpartition(":")[0] for stage in stages if stage.factory):
         if file.endswith(".py") and not Path(file).is_file():
             raise ConfigError(f"drafter.factory={file}: no such file")
-    check_ranks(config)
 
 
 def check_ranks(config: EngineConfig) -> None:
