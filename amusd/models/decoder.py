@@ -118,7 +118,7 @@ class Decoder(Network):
     """[positions, dim / 2] complex64: the turn of each pair of a head."""
     layers: Sequence[Layer]
     norms: Sequence[Norm]
-    """Of each layer's inputs, then of the head's."""
+    """A norm for each layer's inputs, then the one for the head's."""
     head: Linear
     ranks: Ranks
 
@@ -127,10 +127,16 @@ class Decoder(Network):
     ) -> Tensor:
         """See `Network`."""
         hidden = F.embedding(token_ids, self.embedding)  # [rows, width]
+        _, normed = self._run_layers(hidden, self.norms[0](hidden), positions, attention, memory)
+        return self.logits_of(normed) if with_logits else normed[:0]
+
+    def _run_layers(
+        self, hidden: Tensor, normed: Tensor, positions: Tensor, attention: Attention, memory: KVMemory
+    ) -> tuple[Tensor, Tensor]:
+        """The last layer's sum and its norm, both [rows, width]. `normed` [rows, any]: the first layer's inputs."""
         rotation = self.rotation[positions]  # [rows, dim / 2]
         tapped = () if self.taps is None else self.taps.layers
         own, states = self.ranks.own_rows(len(hidden)), dict[int, Tensor]()
-        normed = self.norms[0](hidden)
         for layer in self.layers:
             if layer.index in tapped:
                 # a copy, since a layer may add to it in place
@@ -138,7 +144,7 @@ class Decoder(Network):
             hidden, normed = layer(hidden, normed, rotation, attention, memory, self.norms[layer.index + 1])
         if self.taps is not None:
             self.taps.write(states | {len(self.layers): normed}, memory)
-        return self.logits_of(normed) if with_logits else normed[:0]
+        return hidden, normed
 
     def logits_of(self, normed: Tensor) -> Tensor:
         """[rows, vocab] for normed rows."""

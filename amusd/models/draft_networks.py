@@ -55,7 +55,6 @@ class EagleDecoder(Decoder):
     ) -> Tensor:
         """See `Network`."""
         embedded = F.embedding(token_ids, self.embedding)  # [rows, width]
-        rotation = self.rotation[positions]
         features = memory.features(self.feature_width, self.device)
         state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
         if self.fc is not None:
@@ -65,8 +64,7 @@ class EagleDecoder(Decoder):
             feature = self.feature_norm(state)
             normed = torch.cat((self.norms[0](embedded), feature), dim=1)
             hidden = feature if self.norm_before_residual else state
-        for layer in self.layers:
-            hidden, normed = layer(hidden, normed, rotation, attention, memory, self.norms[layer.index + 1])
+        hidden, normed = self._run_layers(hidden, normed, positions, attention, memory)
         memory.write_features(normed if self.norm_output else hidden)
         return self.logits_of(normed) if with_logits else normed[:0]
 
