@@ -120,44 +120,47 @@ def measure_models(
     bucketed = replace(target, options=replace(target.options, numerics=rule))
     work = {str(width): one_pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": one_pass(target, prompt, 1)}
     for name, model in drafts.items():
-        work[name] = _steps(model, prompt, DRAFT_STEPS)
-        drafter = ModelTreeDrafter(model, NgramCache())
-        work |= {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
+        work |= _work_of_draft(name, model, prompt)
     alone, beside = time_in_turns(work, neighbour)
     others = {"plain": _steps(target, prompt, NUM_TOKENS)}
     if generate is not None:
         others |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
     ms, _ = time_in_turns(others)
-
-    def floor(model: CachedModel) -> dict[str, float]:
-        return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
-
-    def by_width(ms: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-        return {str(width): ms[f"{prefix}{width}"] for width in WIDTHS}
-
     return {
         "target": {
-            **floor(target),
+            **_floor(target, bandwidth),
             "implementation": target.implementation,
             "context": len(prompt),
-            "forward_ms": by_width(alone),
-            "beside_ms": by_width(beside),
+            "forward_ms": _by_width(alone),
+            "beside_ms": _by_width(beside),
             "forward_ms_fixed": alone["fixed"],
             "bandwidth_gb_s": bandwidth,
             "ms_per_token": ms["plain"] / NUM_TOKENS,
         },
         "draft": {
-            name: {
-                **floor(model),
-                "step_ms": alone[name] / DRAFT_STEPS,
-                "step_beside_ms": beside[name] / DRAFT_STEPS,
-                "tree_ms": by_width(alone, f"{name} "),
-                "tree_beside_ms": by_width(beside, f"{name} "),
-            }
+            name: _floor(model, bandwidth) | _steps_of(name, "", alone) | _steps_of(name, "beside_", beside)
             for name, model in drafts.items()
         },
         "peer": {"hf_generate_ms_per_token": None if generate is None else (ms["all"] - ms["first"]) / NUM_TOKENS},
     }
+
+
+def _work_of_draft(name: str, model: CachedModel, prompt: Sequence[int]) -> dict[str, Work]:
+    drafter = ModelTreeDrafter(model, NgramCache())
+    trees = {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
+    return {name: _steps(model, prompt, DRAFT_STEPS), **trees}
+
+
+def _floor(model: CachedModel, bandwidth: float) -> dict[str, Any]:
+    return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
+
+
+def _steps_of(name: str, when: str, ms: Mapping[str, float]) -> dict[str, Any]:
+    return {f"step_{when}ms": ms[name] / DRAFT_STEPS, f"tree_{when}ms": _by_width(ms, f"{name} ")}
+
+
+def _by_width(ms: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    return {str(width): ms[f"{prefix}{width}"] for width in WIDTHS}
 
 
 def time_in_turns(

@@ -58,11 +58,8 @@ class ZeroMQTransport(Transport):
         checked, is_local = check_address(address, beyond=insecure or keys is not None, to_bind=listens)
         super().__init__(checked, nonce)
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
-        self._is_attached = False
-        self._is_lost = False
-        self._is_closed = False
-        self._next_look = 0.0  # monotonic second
-        self._next_give_way = 0.0
+        self._is_attached = self._is_lost = self._is_closed = False
+        self._next_look = self._next_give_way = 0.0  # monotonic seconds
         try:
             self._socket = _new_socket(checked, is_local=is_local)
             self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | _REFUSALS)

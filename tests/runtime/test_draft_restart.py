@@ -13,14 +13,7 @@ from amusd.child import Ended
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Hello
 from amusd.runtime import draft_restart, handshake
-from amusd.runtime.draft_restart import (
-    BACK_OFF_SECONDS,
-    FAREWELL_SECONDS,
-    LOOK_SECONDS,
-    MAX_RESTARTS,
-    STEADY_SECONDS,
-    DraftRestart,
-)
+from amusd.runtime.draft_restart import BACK_OFF_SECONDS, FAREWELL_SECONDS, LOOK_SECONDS, MAX_RESTARTS, DraftRestart
 
 
 class Source:
@@ -194,7 +187,7 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
     )
 
 
-@pytest.mark.parametrize("seconds", [0.0, STEADY_SECONDS])
+@pytest.mark.parametrize("seconds", [0.0, draft_restart.STEADY_SECONDS])
 def test_a_draft_that_was_of_use_or_up_for_long_is_worth_as_many_restarts_as_the_first(
     search: Search, seconds: float
 ) -> None:
