@@ -34,10 +34,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"hardware": {"devices": ["cpu", "gpu"]}},
         "hardware.devices=['cpu', 'gpu']: expected a list, each cpu or cuda:NUMBER",
     ),
-    (
-        {"hardware": {"devices": ["cpu", "cpu", "cuda:0"]}},
-        "hardware.devices=['cpu', 'cpu', 'cuda:0']: name one for all, or 2",
-    ),
+    ({"hardware": {"devices": ["cpu", "cpu", "cuda:0"]}}, "hardware.devices=['cpu', 'cpu', 'cuda:0']: name one"),
     ({"mode": "sync"}, "mode=sync: expected autoregressive, synchronous, asynchronous"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),

@@ -270,11 +270,8 @@ class DraftSession:
         return min(self.base + self.opening.max_lookahead, self.opening.max_length - 1, self._draft_length)
 
     def _is_news(self, verdict: Verdict) -> bool:
-        committed_length = verdict.start + len(verdict.token_ids)
-        addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.opening.incarnation
-        return addressed and (
-            committed_length > self.base or (committed_length == self.base and verdict.epoch > self.epoch)
-        )
+        is_addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.opening.incarnation
+        return is_addressed and (verdict.start + len(verdict.token_ids), verdict.epoch) > (self.base, self.epoch)
 
     def _check(self, verdict: Verdict) -> None:
         committed_length = verdict.start + len(verdict.token_ids)

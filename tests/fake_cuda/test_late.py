@@ -25,8 +25,7 @@ def test_tokens_are_those_of_a_cpu(
 ) -> None:
     monkeypatch.setitem(builders._SMALL, "vocab_size", 512)
     monkeypatch.setattr(test_choices, "PROMPT", [place * place % 500 for place in range(20)])
-    chosen = lambda device, **_: capture_for(device, cuda_graphs=cuda_graphs)  # noqa: E731
-    monkeypatch.setattr(builders, "capture_for", chosen)
+    monkeypatch.setattr(builders, "capture_for", lambda device, **_: capture_for(device, cuda_graphs=cuda_graphs))
     compute, distribution = work
     expected = compute("cpu", distribution)
     with fake_cuda(values=True, seed=seed) as gpus:

@@ -213,7 +213,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "numbers are given twice": ("= verdict.epoch\n", "= verdict.epoch\n            self._next_number = 1\n"),
         "the draft does not hear that something was lost": ("if verdict.epoch > self.epoch:", "if False:"),
         "what was lost is not offered again": ("self._unsent = offered + self._unsent", "pass"),
-        "an old verdict is applied again": ("            committed_length > self.base or", "            True or"),
+        "an old verdict is applied again": (" > (self.base, self.epoch)", " > (0, 0)"),
     },
     ("amusd/protocol/draft_session.py", "tests/runtime/test_branching.py"): {
         "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= max_steps", "False"),
