@@ -18,8 +18,7 @@ This module does not import vLLM, whose objects it reads as they come (checked w
 from __future__ import annotations
 
 import operator
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
@@ -34,14 +33,15 @@ from amusd.config.engine import MAX_NUM_SEQS
 from amusd.errors import ConfigError
 from amusd.logs import warn_once
 from amusd.models.tokenizer import load_tokenizer
-from amusd.protocol.messages import Width
-from amusd.protocol.target_session import TargetSession
+from amusd.protocol.messages import Open, Width
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices
+from amusd.runtime.draft_client import DraftClient, DraftedSequence
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.remote_drafter import RemoteDraft
+from amusd.runtime.remote_drafter import LOOKAHEAD
 from amusd.runtime.startup import start_draft
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, from_mapping, shown
+from amusd.tracing.recorder import Recorder
 
 FAN_OUT = 8
 """Most guesses behind a token."""
@@ -114,12 +114,11 @@ class Counts:
     """Drafts that were lost."""
 
 
-@dataclass
-class _Row:
-    """A sequence that the draft works on."""
+@dataclass(kw_only=True, eq=False)
+class _Row(DraftedSequence):
+    """A row of vLLM's batch that the draft works on."""
 
-    session: TargetSession
-    text: Ids
+    text: Ids = field(default_factory=lambda: np.empty(0, np.int32))
     """What is committed."""
 
     def begins(self, text: Ids) -> bool:
@@ -131,42 +130,41 @@ class _Row:
 class Batch:
     """The rows of vLLM's batch and their sequences at the draft, pass by pass."""
 
-    connection: Connection
+    client: DraftClient
     settings: ProposerConfig
     vocab_size: int
     capacity: int
     """Longest sequence in tokens."""
     num_candidates: int
     """Most candidates of a row in a pass."""
-    now: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
     _rows: list[_Row | None] = field(default_factory=list)
     """By their index in the last pass; None: without a sequence."""
-    _num_unread: int = 0
-    """Tokens of sequences that were opened since its last answer."""
 
-    def __post_init__(self) -> None:
-        number = self.settings.rows_per_step if self.settings.drafter.can.tree else 1
-        kind, fan_out = self.settings.drafter.kind, min(number, FAN_OUT)
-        self.draft = RemoteDraft(self.connection, kind, self.vocab_size, fan_out, number)
+    @property
+    def connection(self) -> Connection:
+        """That to the draft."""
+        return self.client.connection
 
     def propose(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         """Candidates behind each row's text, a list for each row.
 
         `num_new`: how many tokens the last pass added to each; 0: its prompt is not taken in yet, and it wants none.
         """
-        self._look_for_draft(any(number > 1 for number in num_new))
-        if self.connection.link is not None:
-            self._hear(0.0)  # an answer that came during the pass, or the draft would seem quiet
-            self._follow(texts)
-            self._await_candidates(num_new)
-            self._judge()
-        rows = self._rows if self.connection.link is not None else [None] * len(texts)
-        found = [self._candidates(row) if new else [] for row, new in zip(rows, num_new, strict=True)]
+        if any(number > 1 for number in num_new):
+            self.connection.accepted()
+        if not self.client.look_for_next() and self.connection.failure is not None:
+            warn_once(f"vLLM goes on without a draft: {self.connection.failure}")
+        self.client.drain()  # an answer that came during the pass, or the draft would seem silent
+        self._follow(texts)
+        self._await_candidates(num_new)
+        self.client.settle(waits=False)
+        found = [self._candidates(row) if new else [] for row, new in zip(self._rows, num_new, strict=True)]
         self.counts.rows += sum(map(bool, num_new))
         self.counts.rows_without += sum(not each for each, new in zip(found, num_new, strict=True) if new)
         self.counts.proposed += sum(map(len, found))
         self.counts.accepted += sum(max(0, new - 1) for new in num_new)
+        self.counts.losses = len(self.connection.losses)
         return found
 
     def _candidates(self, row: _Row | None) -> list[int]:
@@ -179,26 +177,30 @@ class Batch:
             candidates = candidates[:number]
         return [*candidates[: self.num_candidates]]
 
-    def _look_for_draft(self, was_right: bool) -> None:
-        if was_right:
-            self.connection.accepted()
-        if not self.connection.find_next() and self.connection.failure is not None:
-            warn_once(f"vLLM goes on without a draft: {self.connection.failure}")
-
     def _follow(self, texts: Sequence[Ids]) -> None:
         """Have a sequence for each row, as far as there is room, and tell the draft what is new (V2)."""
         rows = self._matched(texts)
         num_open = sum(row is not None for row in rows)
         for index, text in enumerate(texts):
             row, has_room = rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
-            if row is not None:
-                self._tell(row, text)
-            elif has_room and self.connection.link is not None:
-                rows[index] = _Row(self.draft.open(text.tolist(), self.capacity), text.copy())
-                self._num_unread += len(text)
-                self.connection.silence.asked(self._now_ns)
+            if row is not None and (new := text[len(row.text) :].tolist()):
+                row.append(new)
+                row.text = text.copy()
+                self.client.tell(row)
+            elif row is None and has_room:
+                rows[index] = row = self._new(text)
+                self.client.open(row)
                 num_open += 1
         self._rows = rows
+
+    def _new(self, text: Ids) -> _Row:
+        drafter, number = self.settings.drafter, self.client.next_sequence_id
+        num_rows = self.settings.rows_per_step if drafter.can.tree else 1
+        width = min(num_rows, FAN_OUT)
+        wish = Open(number, 0, (), self.capacity, drafter.kind, LOOKAHEAD, 1, fan_out=width, rows_per_step=num_rows)
+        row = _Row.behind(text.tolist(), wish, self.vocab_size, QUIET_SECONDS)
+        row.text = text.copy()
+        return row
 
     def _matched(self, texts: Sequence[Ids]) -> list[_Row | None]:
         """The sequence of each row: that of the same index, else the longest that fits. The others are closed."""
@@ -212,48 +214,21 @@ class Batch:
             if fitting:
                 rows[index] = left.pop(max(fitting, key=lambda key: len(left[key].text)))
         for row in left.values():
-            self.draft.close(row.session)
+            self.client.close(row)
         return rows
-
-    def _tell(self, row: _Row, text: Ids) -> None:
-        if new := text[len(row.text) :].tolist():
-            self.draft.commit(row.session, new)
-            row.text = text.copy()
-            if not self._is_quiet:
-                self.draft.tell(row.session)
-            if row.session.may_get_more:
-                self.connection.silence.asked(self._now_ns)
-
-    @property
-    def _now_ns(self) -> int:
-        return round(self.now() * 1e9)
-
-    @property
-    def _is_quiet(self) -> bool:
-        return self.connection.silence.seconds(self._now_ns) > QUIET_SECONDS
-
-    def _hear(self, timeout: float) -> None:
-        """Take in what has arrived; wait for it for `timeout` seconds at most."""
-        if self.draft.drain(timeout):
-            self._num_unread = 0
 
     def _await_candidates(self, num_new: Sequence[int]) -> None:
         """Wait for `min_candidates` of each row for `wait_ms` at most."""
-        wanting = [row.session for row, new in zip(self._rows, num_new, strict=True) if row is not None and new]
-        start, number = self.now(), min(self.settings.min_candidates, self.num_candidates)
-        end = start + self.settings.wait_ms / 1e3
-        while self.connection.link is not None and not self._is_quiet and (left := end - self.now()) > 0:
-            if all(session.num_candidates >= number or not session.may_get_more for session in wanting):
+        clock, number = self.client.recorder.now_ns, min(self.settings.min_candidates, self.num_candidates)
+        asking = [row for row, new in zip(self._rows, num_new, strict=True) if row is not None and new]
+        start_ns = now_ns = clock()
+        while (left_ns := start_ns + round(self.settings.wait_ms * 1e6) - now_ns) > 0:
+            wanting = [row for row in asking if row.session.num_candidates < number and row.session.may_get_more]
+            if not (waiting := [row for row in wanting if self.client.may_hear(row)]):
                 break
-            self._hear(left)
-        self.counts.waited_seconds += self.now() - start
-
-    def _judge(self) -> None:
-        """Let go of a draft that is silent for too long, and of the rows of a lost one."""
-        self.connection.judge_silence(self._now_ns, QUIET_SECONDS, self._num_unread)
-        if self.connection.link is None:
-            self._rows, self._num_unread = [], 0
-        self.counts.losses = len(self.connection.losses)
+            self.client.take(left_ns / 1e9, waiting)
+            now_ns = clock()
+        self.counts.waited_seconds += (now_ns - start_ns) / 1e9
 
 
 class AsyncProposer:
@@ -275,7 +250,7 @@ class AsyncProposer:
         with ExitStack() as running:
             drafts = start_draft(engine, DraftProcess(engine, cores=settings.cores), running)
             self.batch = Batch(
-                Connection(*drafts.first(fingerprint), drafts),
+                DraftClient(Recorder("target"), Connection(*drafts.first(fingerprint), drafts)),
                 settings,
                 vllm_config.model_config.get_vocab_size(),
                 engine.max_model_len,

@@ -1,24 +1,27 @@
-"""The target's client of its draft: what the draft is told, and what it says.
+"""A target's client of its draft: what the draft is told of each sequence, and what it says.
 
 A draft that is slow, wrong or gone costs time, never a token. A silent one is waited for `max_silence_seconds` in all,
 and told again at growing intervals, so that its link does not fill (`patience.py`). A lost one is replaced
-(`connection.py`).
+(`connection.py`), and told of all open sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
+from typing_extensions import Self
 
 from amusd.errors import PeerProtocolError
 from amusd.logs import logger
-from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Progress
+from amusd.protocol.candidate_tree import Reception
+from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Open, Progress
+from amusd.protocol.target_session import TargetSession
 from amusd.runtime.connection import Connection
-from amusd.runtime.patience import Told
-from amusd.runtime.target_sequence import TargetSequence
+from amusd.runtime.patience import DraftState
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 
@@ -33,6 +36,81 @@ MAX_DRAIN_NS = 20_000_000
 """The longest time to take them in."""
 
 
+@dataclass(kw_only=True, eq=False)
+class DraftedSequence:
+    """A sequence that a draft works on, as its target knows it."""
+
+    session: TargetSession
+    wish: Open | None
+    """Its opening, but for the tokens and all that depends on the draft; None: it wants no draft."""
+    max_silence_seconds: float
+    """How long the draft may be waited for in all."""
+    before: DraftedSequence | None = None
+    """An ended one, whose keys and values may serve this one."""
+    at_draft: DraftState | None = None
+    """What the present draft knows of it; None: nothing."""
+    has_lost_draft: bool = False
+    """A draft that worked on it is lost, and not replaced yet."""
+    is_over: bool = False
+    """Nothing follows, and the counts are complete."""
+
+    @classmethod
+    def behind(cls, token_ids: Sequence[int], wish: Open, vocab_size: int, max_silence_seconds: float) -> Self:
+        """A sequence whose tokens somebody else decides; they are ids in `[0, vocab_size)`."""
+        number, length, fan_out = wish.sequence_id, wish.max_length, wish.fan_out
+        session = TargetSession(
+            sequence_id=number, prompt=token_ids, max_length=length, vocab_size=vocab_size, fan_out=fan_out
+        )
+        return cls(session=session, wish=wish, max_silence_seconds=max_silence_seconds)
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Make tokens final without a pass here."""
+        for token_id in token_ids:
+            self.session.begin(0)
+            self.session.commit((token_id,), 0)
+
+    def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
+        """The first message to a draft of this incarnation."""
+        assert self.wish is not None
+        session, followed = self.session, self.followed(incarnation)
+        return replace(
+            self.wish,
+            incarnation=incarnation,
+            token_ids=session.committed,
+            reference=self.wish.reference[session.committed_length - session.prompt_length :],
+            not_over=not_over,
+            follows=0 if followed is None else followed.session.sequence_id,
+        )
+
+    def followed(self, incarnation: int) -> DraftedSequence | None:
+        """The ended sequence whose drafter can go on with this one; None if the draft has no such drafter."""
+        before = self.before
+        if before is None or before.wish is None or self.wish is None or before.wish.drafter != self.wish.drafter:
+            return None
+        state = before.at_draft
+        return before if state is not None and state.is_answered and state.incarnation == incarnation else None
+
+    def num_held_features(self, incarnation: int) -> int:  # noqa: ARG002 - of a sequence with features
+        """First positions whose features a draft of this incarnation has before it is told any."""
+        return 0
+
+    def receive(self, message: Candidate) -> Reception:
+        """Take in the draft's candidates. Raises `PeerProtocolError` for what no correct draft sends."""
+        return self.session.receive(message)
+
+    def receive_counts(self, counts: Progress) -> None:
+        """Take in the draft's counts."""
+
+    def lose_draft(self) -> None:
+        """Go on without the draft."""
+        self.session.detach()
+        self.at_draft, self.has_lost_draft = None, True
+
+    def find_draft(self) -> None:
+        """Go on with the next draft, which has been told."""
+        self.has_lost_draft = False
+
+
 @dataclass
 class DraftClient:
     """A target's client of its draft, for all sequences."""
@@ -41,11 +119,12 @@ class DraftClient:
     connection: Connection = field(default_factory=Connection)
     round_trip_seconds: float = 0.0
     """The link's own delay, which does not count as silence."""
-    _sequences: dict[int, TargetSequence] = field(default_factory=dict)
+    next_sequence_id: int = 1
+    """Higher than that of any sequence so far."""
+    _sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     """The open ones that want a draft, by number."""
-    _closed: dict[TargetSequence, int] = field(default_factory=dict)
+    _closed: dict[DraftedSequence, int] = field(default_factory=dict)
     """Ended ones whose counts are awaited, each with the time (ns) until when."""
-    _next_sequence_id: int = 0
 
     def __post_init__(self) -> None:
         self.connection.on_lost = self._lost
@@ -57,26 +136,26 @@ class DraftClient:
 
     @property
     def _max_silence_seconds(self) -> float:
-        limits = (sequence.request.max_silence_seconds for sequence in self._sequences.values())
+        limits = (sequence.max_silence_seconds for sequence in self._sequences.values())
         return max(limits, default=0.0) + self.round_trip_seconds
 
-    def may_hear(self, sequence: TargetSequence) -> bool:
+    def may_hear(self, sequence: DraftedSequence) -> bool:
         """Whether a draft works on the sequence and is not silent.
 
         It may have no room for one sequence while it serves others.
         """
-        if sequence.told is None or not self.patience_seconds:
+        if sequence.at_draft is None or not self.patience_seconds:
             return False
-        return sequence.told.waited_ns < (sequence.request.max_silence_seconds + self.round_trip_seconds) * 1e9
+        return sequence.at_draft.waited_ns < (sequence.max_silence_seconds + self.round_trip_seconds) * 1e9
 
     # What the draft is told
 
-    def open(self, sequence: TargetSequence) -> None:
-        """Have the draft work on a new sequence that wants one."""
-        self._next_sequence_id = sequence.sequence_id + 1
-        if sequence.request.drafter is None:
+    def open(self, sequence: DraftedSequence) -> None:
+        """Have the draft work on a new sequence, if it wants one."""
+        self.next_sequence_id = sequence.session.sequence_id + 1
+        if sequence.wish is None:
             return
-        self._sequences[sequence.sequence_id] = sequence
+        self._sequences[sequence.session.sequence_id] = sequence
         if not self.look_for_next():
             self._attach(sequence)
 
@@ -84,52 +163,50 @@ class DraftClient:
         """Have a draft that replaces a lost one work on the open sequences; whether there is one."""
         if not self.connection.find_next():
             return False
-        for sequence in sorted(self._sequences.values(), key=lambda each: -each.session.remaining):
-            if sequence.metrics.num_draft_losses > sequence.metrics.num_draft_restarts:
-                sequence.metrics.num_draft_restarts += 1
-                self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.connection.incarnation)
+        for number, sequence in sorted(self._sequences.items(), key=lambda pair: -pair[1].session.remaining):
+            if sequence.has_lost_draft:
+                self.recorder.instant("draft_back", number, incarnation=self.connection.incarnation)
             self._attach(sequence)
-            if sequence.is_prefilled:
-                sequence.observer.draft_joined()
+            sequence.find_draft()
         return True
 
-    def answer(self, sequence: TargetSequence) -> None:
+    def tell(self, sequence: DraftedSequence) -> None:
         """Tell the draft what is committed; a silent one only now and then.
 
         A draft without candidates may have lost its opening, which is sent again; a second one is ignored.
         """
-        told = sequence.told
-        if told is None:
+        state = sequence.at_draft
+        if state is None:
             return
-        is_due = told.take_reminder(self.recorder.now_ns())
-        if is_due and not told.is_answered:
+        is_due = state.take_reminder(self.recorder.now_ns())
+        if is_due and not state.is_answered:
             self._send_opening(sequence)
         if is_due or self.may_hear(sequence):
-            if told.is_answered:  # else the draft may have refused the sequence
-                self.connection.silence.asked(self.recorder.now_ns())
+            if state.is_answered:  # else the draft may have refused the sequence
+                self.connection.silence.expect_answer(self.recorder.now_ns())
             self._send(sequence.session.verdict())
 
-    def features_due(self, sequence: TargetSequence) -> range:
-        """Positions whose features the draft lacks; none for a silent one, which gets them later."""
-        end, told = sequence.cache.length, sequence.told
-        return range(told.num_features if told is not None and self.may_hear(sequence) else end, end)
+    def features_due(self, sequence: DraftedSequence, end: int) -> range:
+        """Positions below `end` whose features the draft lacks; none for a silent one, which gets them later."""
+        state = sequence.at_draft
+        return range(state.num_features if state is not None and self.may_hear(sequence) else end, end)
 
-    def send_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+    def send_features(self, sequence: DraftedSequence, start: int, features: Tensor) -> None:
         """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
-            link = self.connection.link
-            if sequence.told is None or link is None or not link.has_room(2 * len(data)):
+            state, link = sequence.at_draft, self.connection.link
+            if state is None or link is None or not link.has_room(2 * len(data)):
                 return  # as much again is left to other messages
-            sequence.told.num_features = end
-            self._send(Features(sequence.sequence_id, self.connection.incarnation, start, end, data))
+            state.num_features = end
+            self._send(Features(sequence.session.sequence_id, self.connection.incarnation, start, end, data))
             start = end
 
-    def close(self, sequence: TargetSequence) -> None:
+    def close(self, sequence: DraftedSequence) -> None:
         """End a sequence, and await the draft's counts for a moment."""
-        number, seconds = sequence.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
+        number, seconds = sequence.session.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
         self._sequences.pop(number, None)
-        if sequence.told is not None and self._send(Close(number, self._not_over)):
+        if sequence.at_draft is not None and self._send(Close(number, self._not_over)):
             self._closed[sequence] = self.recorder.now_ns() + round(seconds * 1e9)
         else:
             sequence.is_over = True
@@ -144,7 +221,7 @@ class DraftClient:
             if self.recorder.now_ns() >= due_ns:
                 self.forget(sequence)
 
-    def forget(self, sequence: TargetSequence) -> None:
+    def forget(self, sequence: DraftedSequence) -> None:
         """Wait no longer for a closed sequence's counts."""
         self._closed.pop(sequence, None)
         sequence.is_over = True
@@ -163,7 +240,7 @@ class DraftClient:
             if self.recorder.now_ns() >= end_ns:
                 return
 
-    def take(self, timeout: float, waiting: Iterable[TargetSequence] = ()) -> bool:
+    def take(self, timeout: float, waiting: Iterable[DraftedSequence] = ()) -> bool:
         """Receive and handle one message; False when none came within `timeout` seconds.
 
         `waiting`: the sequences that need it.
@@ -176,27 +253,27 @@ class DraftClient:
             waited_ns = self.recorder.now_ns() - start_ns
             self.connection.silence.waited_ns += waited_ns
             for sequence in waiting:
-                if sequence.told is not None:
-                    sequence.told.waited_ns += waited_ns
+                if sequence.at_draft is not None:
+                    sequence.at_draft.waited_ns += waited_ns
         if message is not None:
             self._handle(message)
         return message is not None
 
     @property
     def _not_over(self) -> tuple[int, ...]:
-        return *self._sequences, self._next_sequence_id
+        return *self._sequences, self.next_sequence_id
 
-    def _attach(self, sequence: TargetSequence) -> None:
+    def _attach(self, sequence: DraftedSequence) -> None:
         if self.connection.link is not None:
             sequence.session.attach(self.connection.incarnation)
             first_ns = round(self._max_silence_seconds * 1e9)
-            sequence.told = Told(self.recorder.now_ns(), first_ns, self.connection.incarnation)
+            sequence.at_draft = DraftState(self.recorder.now_ns(), first_ns, self.connection.incarnation)
             self._send_opening(sequence)
 
-    def _send_opening(self, sequence: TargetSequence) -> None:
-        assert sequence.told is not None
-        sequence.told.num_features = sequence.num_held_features(self.connection.incarnation)
-        self.connection.silence.asked(self.recorder.now_ns())
+    def _send_opening(self, sequence: DraftedSequence) -> None:
+        assert sequence.at_draft is not None
+        sequence.at_draft.num_features = sequence.num_held_features(self.connection.incarnation)
+        self.connection.silence.expect_answer(self.recorder.now_ns())
         self._send(sequence.opening(self.connection.incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
@@ -212,43 +289,40 @@ class DraftClient:
     def _receive_candidate(self, message: Candidate) -> None:
         sequence, reception, num_ready = self._sequences.get(message.sequence_id), "stale", 0
         if sequence is not None:  # else it has ended
-            if sequence.told is not None and message.incarnation == self.connection.incarnation:
-                sequence.told.heard(self.recorder.now_ns())
+            if sequence.at_draft is not None and message.incarnation == self.connection.incarnation:
+                sequence.at_draft.on_answer(self.recorder.now_ns())
             try:
                 reception = sequence.receive(message)
             except PeerProtocolError:
                 reception = "refused"
             num_ready = sequence.session.num_candidates
-        self._record_candidate(message, reception, num_ready)
+        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
         if reception == "refused":
             self.connection.count_nonsense()
         else:
             self.connection.silence.end()
-
-    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
-        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
     def _receive_counts(self, message: Progress) -> None:
         """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
         sequence = self._sequences.get(message.sequence_id) if message.open_ns else None
         if sequence is None:
             self.connection.silence.end()
-        elif self.connection.silence.signed(self.recorder.now_ns()):  # the draft works, so nobody has waited in vain
+        elif self.connection.silence.on_sign(self.recorder.now_ns()):  # the draft works, so nobody has waited in vain
             for each in self._sequences.values():
-                if each.told is not None:
-                    each.told.waited_ns = 0
-        for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
-            assert closed.told is not None
-            closed.told.is_answered |= message.open_ns > 0
+                if each.at_draft is not None:
+                    each.at_draft.waited_ns = 0
+        for closed in [each for each in self._closed if each.session.sequence_id == message.sequence_id]:
+            assert closed.at_draft is not None
+            closed.at_draft.is_answered |= message.open_ns > 0
             self.forget(closed)
             sequence = closed
         if sequence is not None and message.open_ns:
-            sequence.metrics.reported(message)
+            sequence.receive_counts(message)
 
     def _judge_silence(self) -> None:
         if not self._sequences:
             return
-        waiting = [each for each in self._sequences.values() if each.told is None or not each.told.is_answered]
+        waiting = [each for each in self._sequences.values() if each.at_draft is None or not each.at_draft.is_answered]
         num_new_tokens = sum(sequence.session.committed_length for sequence in waiting)
         now_ns, limit_seconds = self.recorder.now_ns(), self._max_silence_seconds
         if reason := self.connection.judge_silence(now_ns, limit_seconds, num_new_tokens):
@@ -263,9 +337,7 @@ class DraftClient:
 
     def _lost(self, reason: str) -> None:
         for sequence in (*self._sequences.values(), *self._closed):
-            sequence.told = None
-            sequence.session.detach()
-            sequence.metrics.lost_draft()
-            self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
+            sequence.lose_draft()
+            self.recorder.instant("draft_lost", sequence.session.sequence_id, reason=reason)
         for closed in tuple(self._closed):
             self.forget(closed)

@@ -14,8 +14,8 @@ TAKE_IN_SECONDS = 0.02
 """Extra seconds for each token of sequences not yet answered: the draft prefills first."""
 
 
-class Told:
-    """What the present draft was told of one sequence, and when to tell it again while it is silent."""
+class DraftState:
+    """What the present draft knows of one sequence, and when to tell it again while it is silent."""
 
     def __init__(self, now_ns: int, first_ns: int, incarnation: int) -> None:
         """A draft of this `incarnation` is told now; then after `first_ns`, twice that, and so on."""
@@ -29,7 +29,7 @@ class Told:
         self._first_ns = self._pause_ns = first_ns
         self._due_ns = now_ns + first_ns
 
-    def heard(self, now_ns: int) -> None:
+    def on_answer(self, now_ns: int) -> None:
         """The draft answered."""
         self.is_answered = True
         self.waited_ns = 0
@@ -64,16 +64,16 @@ class Silence:
         self.is_too_long, self.asked_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
         self.first_sign_ns = first_sign_ns
 
-    def signed(self, now_ns: int) -> bool:
+    def on_sign(self, now_ns: int) -> bool:
         """Take in a sign of work, which ends the silence; False after `MAX_SIGN_SECONDS` of signs alone."""
         first_ns = now_ns if self.first_sign_ns is None else self.first_sign_ns
         if now_ns - first_ns > MAX_SIGN_SECONDS * 1e9:
-            self.asked(now_ns)
+            self.expect_answer(now_ns)
             return False
         self.end(first_ns)
         return True
 
-    def asked(self, now_ns: int) -> None:
+    def expect_answer(self, now_ns: int) -> None:
         """It owes an answer from now on, if it has owed none."""
         if self.asked_ns is None:
             self.asked_ns = now_ns

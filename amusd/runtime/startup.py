@@ -33,7 +33,7 @@ from amusd.runtime.draft_restart import DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.ranks import Follower, Leader
-from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
+from amusd.runtime.remote_drafter import RemoteDrafter
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -215,5 +215,5 @@ def start_inner(
     drafts = start_draft(config, DraftProcess(config), running, can_repeat=False)
     connection = Connection(*drafts.first(tokenizer.fingerprint))
     running.callback(connection.shut_down)
-    remote = RemoteDraft(connection, stage.kind, middle.num_ids)
-    return lambda number: [RemoteDrafter(remote) for _ in range(number)]
+    client = DraftClient(Recorder("target"), connection)
+    return lambda number: [RemoteDrafter(client, stage.kind, middle.num_ids) for _ in range(number)]

@@ -19,10 +19,10 @@ from amusd.models.passes import ModelOutput, Rows
 from amusd.policies.base import Decision, Policy, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.candidate_tree import Reception
-from amusd.protocol.messages import Candidate, Open
+from amusd.protocol.messages import Candidate, Open, Progress
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
-from amusd.runtime.patience import Told
+from amusd.runtime.draft_client import DraftedSequence
 from amusd.runtime.verifier import Verifier
 from amusd.sampling.acceptance import Acceptance, unpack_rows
 from amusd.sampling.stopping import StopChecker
@@ -47,7 +47,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class TargetSequence:
+class TargetSequence(DraftedSequence):
     """The state of one request while the target decodes it."""
 
     request: Request
@@ -59,27 +59,23 @@ class TargetSequence:
     """Names it in messages and events."""
     start_ns: int
     session: TargetSession = field(init=False)
+    wish: Open | None = field(init=False)
+    max_silence_seconds: float = field(init=False)
     verifier: Verifier = field(init=False)
     metrics: GenerationMetrics = field(init=False)
     decision: Verify = field(default_factory=lambda: Verify(0))
     """For the pass under way, or the next one if it begins now."""
     block: Block = field(init=False)
     """What the pass under way verifies, or the last one did."""
-    before: TargetSequence | None = None
-    """The one that left its keys and values in the cache."""
     tokens: list[Token] = field(default_factory=list)
     """The answer so far; it only grows."""
-    told: Told | None = None
-    """What the present draft was told; None: nothing."""
     finish_reason: FinishReason | None = None
     """None while the answer goes on."""
     error: ConfigError | None = None
-    is_over: bool = False
-    """Nothing follows, and the counts are complete."""
     _room: int = 0
 
     def __post_init__(self) -> None:
-        request, fan_out = self.request, self.request.policy.fan_out
+        request, policy, fan_out = self.request, self.request.policy, self.request.policy.fan_out
         self.session = TargetSession(
             sequence_id=self.sequence_id,
             prompt=request.prompt,
@@ -88,6 +84,22 @@ class TargetSequence:
             fan_out=fan_out,
             wants_rows=request.distribution.rule == "rejection",
         )
+        self.max_silence_seconds, self.wish = request.max_silence_seconds, None
+        if request.drafter is not None:
+            self.wish = Open(
+                sequence_id=self.sequence_id,
+                incarnation=0,
+                token_ids=(),
+                max_length=request.max_length,
+                drafter=request.drafter,
+                max_lookahead=policy.max_lookahead,
+                tokens_per_message=policy.tokens_per_message,
+                reference=request.reference,
+                distribution=request.distribution,
+                fan_out=fan_out,
+                rows_per_step=policy.rows_per_step,
+                max_steps=policy.max_steps,
+            )
         self.verifier = Verifier(self.model, request, self.cache)
         self.metrics = GenerationMetrics(num_prompt_tokens=len(request.prompt))
         self.observer.open(request.drafter, has_tree=fan_out > 1)
@@ -111,45 +123,16 @@ class TargetSequence:
         known = self.request.prompt if self.model.numerics.fixed else self.session.committed
         return known[:-1][: self.cache.length]
 
-    def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
-        """The first message to a draft of this incarnation."""
-        request, policy, committed = self.request, self.request.policy, self.session.committed
-        assert request.drafter is not None
-        followed = self._followed(incarnation)
-        return Open(
-            sequence_id=self.sequence_id,
-            incarnation=incarnation,
-            token_ids=committed,
-            max_length=self.session.max_length,
-            drafter=request.drafter,
-            max_lookahead=policy.max_lookahead,
-            tokens_per_message=policy.tokens_per_message,
-            reference=request.reference[len(committed) - len(request.prompt) :],
-            distribution=request.distribution,
-            fan_out=policy.fan_out,
-            rows_per_step=policy.rows_per_step,
-            max_steps=policy.max_steps,
-            not_over=not_over,
-            follows=0 if followed is None else followed.sequence_id,
-        )
-
     def num_held_features(self, incarnation: int) -> int:
-        """First positions whose features a draft of this incarnation has, from the sequence that this one follows.
+        """Those of the sequence that this one follows.
 
         The last position does not count: drafters wait for its features.
         """
-        followed = self._followed(incarnation)
-        if followed is None or followed.told is None:
+        followed = self.followed(incarnation)
+        if followed is None or followed.at_draft is None:
             return 0
         shared = min(self.metrics.num_cached_tokens, self.session.committed_length - 2)
-        return max(0, min(followed.told.num_features, shared))
-
-    def _followed(self, incarnation: int) -> TargetSequence | None:
-        """The ended sequence whose drafter can go on with this one; None if the draft has no such drafter."""
-        before, told = self.before, None if self.before is None else self.before.told
-        if before is None or told is None or before.request.drafter != self.request.drafter:
-            return None
-        return before if told.is_answered and told.incarnation == incarnation else None
+        return max(0, min(followed.at_draft.num_features, shared))
 
     def receive(self, message: Candidate) -> Reception:
         """Take in the draft's candidates. Raises `PeerProtocolError` for what no correct draft sends."""
@@ -164,6 +147,22 @@ class TargetSequence:
         self.metrics.num_stale_candidates += reception != "taken"
         self.observer.heard(message.step_ns)
         return reception
+
+    def receive_counts(self, counts: Progress) -> None:
+        """See `DraftedSequence`."""
+        self.metrics.reported(counts)
+
+    def lose_draft(self) -> None:
+        """See `DraftedSequence`."""
+        super().lose_draft()
+        self.metrics.lost_draft()
+
+    def find_draft(self) -> None:
+        """See `DraftedSequence`."""
+        self.metrics.num_draft_restarts += self.has_lost_draft
+        super().find_draft()
+        if self.is_prefilled:
+            self.observer.draft_joined()
 
     def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:
         """Ask the policy about the next pass, which could have begun `waited_ns` ago.

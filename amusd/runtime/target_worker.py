@@ -212,13 +212,14 @@ class TargetWorker:
         told = [each for each in outcomes if each.finish_reason is None and each.decision.tells_draft]
         self._send_features(told)
         for sequence in told:
-            self.client.answer(sequence)
+            self.client.tell(sequence)
 
     def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
         """Send the draft the hidden states that its drafters read of committed tokens: one copy from a GPU for all."""
         columns_of = self.model.feature_columns
         reading = [sequence for sequence in sequences if sequence.request.drafter in columns_of]
-        due = {sequence: positions for sequence in reading if (positions := self.client.features_due(sequence))}
+        lacking = {each: self.client.features_due(each, each.cache.length) for each in reading}
+        due = {sequence: positions for sequence, positions in lacking.items() if positions}
         if due:
             found = self.model.read_features([(sequence.cache, positions) for sequence, positions in due.items()])
             for (sequence, positions), features in zip(due.items(), found, strict=True):

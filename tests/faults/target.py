@@ -19,6 +19,7 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
+from amusd.tracing.events import Event, MessageEvent
 
 
 @dataclass(kw_only=True)
@@ -28,6 +29,10 @@ class WatchedClient(DraftClient):
     watch: Watch
     is_bare: bool
     delayed_ns: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recorder.listeners += (self._saw,)
 
     def open(self, sequence: TargetSequence) -> None:
         if self.is_bare:
@@ -62,11 +67,11 @@ class WatchedClient(DraftClient):
             self.watch.received(message)
         super()._receive_candidate(message)
 
-    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
-        super()._record_candidate(message, reception, num_ready)
-        self.world.happened(f"reception {reception}")
-        if reception == "refused":
-            raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
+    def _saw(self, event: Event) -> None:
+        if isinstance(event, MessageEvent) and event.reception is not None:
+            self.world.happened(f"reception {event.reception}")
+            if event.reception == "refused":
+                raise Violation(f"honesty: {event} of an honest draft was refused")
 
 
 @dataclass

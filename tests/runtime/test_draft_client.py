@@ -239,7 +239,7 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
     if has_begun:
         target.link.inbox.append(candidate(sequence, (1,)))
         target.client.drain()
-        target.client.answer(sequence)
+        target.client.tell(sequence)
     seconds = SILENCES * SILENCE + (0.0 if has_begun else TAKE_IN_SECONDS * len(PROMPT))
     target.clock.pass_by(seconds - 0.01)
     target.client.drain()
@@ -261,14 +261,14 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
     sequence = target.open(1000)
     for number in range(1, 31):
         if chance.random() < 0.5:
-            target.client.answer(sequence)
+            target.client.tell(sequence)
         target.clock.pass_by(chance.uniform(0, SILENCES * SILENCE))
         target.connection.link.is_lost = True  # type: ignore[union-attr]
         target.client.take(0.0)
         for _ in range(round(load_seconds / SILENCE)):  # passes without a draft
             target.clock.pass_by(SILENCE)
             target.client.drain()
-            target.client.answer(sequence)
+            target.client.tell(sequence)
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
         assert target.client.may_hear(sequence)
@@ -283,7 +283,7 @@ def test_a_draft_that_is_lost_while_it_is_told_again_is_lost_once() -> None:
     target.link.is_lost = True
     for _ in range(20):
         target.clock.pass_by(SILENCE)
-        target.client.answer(sequence)
+        target.client.tell(sequence)
         target.client.drain()
     target.connection.count_nonsense()
     target.connection.lose("it is gone")

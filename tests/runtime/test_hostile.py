@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from memory_link import memory_pair
@@ -17,7 +17,6 @@ from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
-from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 
@@ -84,8 +83,7 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
 
     greeting = Hello(1, "", ("ngram",))
     client = DraftClient(Recorder("target", now_ns=clock), Connection(Flood(clock), greeting.incarnation))
-    request: Any = SimpleNamespace(max_silence_seconds=1.0)
-    sequence: Any = SimpleNamespace(request=request, metrics=GenerationMetrics(), told=None)
+    sequence: Any = Mock(at_draft=None, max_silence_seconds=1.0)
     client._sequences[1] = sequence
     client.drain()
     assert num_read == 4

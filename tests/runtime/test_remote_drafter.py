@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from drafters.test_cascade import step
@@ -21,10 +19,11 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
-from amusd.protocol.messages import Hello, Message, Progress
+from amusd.protocol.messages import Hello
 from amusd.runtime.connection import Connection
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.remote_drafter import MAX_DRAINED, RemoteDraft, RemoteDrafter
+from amusd.runtime.remote_drafter import RemoteDrafter
 from amusd.tracing.recorder import Recorder
 
 CAPACITY = 60
@@ -49,8 +48,8 @@ class Middle:
             link=its, drafters={"inner": [INNER[inner]()]}, incarnation=1, recorder=Recorder("draft")
         )
         peer = Hello(1, "", ("inner",))
-        self.draft = RemoteDraft(Connection(own, peer.incarnation), "inner", 6)
-        self.inner = RemoteDrafter(self.draft)
+        self.client = DraftClient(Recorder("target"), Connection(own, peer.incarnation))
+        self.inner = RemoteDrafter(self.client, "inner", 6)
         self.drafter = CascadeDrafter(MODEL, self.inner)
         self.drafter.set_distribution(distribution)
 
@@ -98,7 +97,7 @@ def test_the_middles_text_is_its_own_whatever_its_draft_does(
             drafter.close()
             drafter.open(context, CAPACITY)
         assert drafter.length == drafter.inner.length
-    assert middle.draft.connection.failure is None
+    assert middle.client.connection.failure is None
 
 
 def test_a_middle_without_its_draft_drafts_alone() -> None:
@@ -109,24 +108,11 @@ def test_a_middle_without_its_draft_drafts_alone() -> None:
     middle._its.kill()
     for _ in range(6):
         text += step([middle.drafter], [text], 4)[0]
-    assert middle.draft.connection.failure is not None
+    assert middle.client.connection.failure is not None
     assert tuple(text) == own_text([1, 2, 3], len(text), GREEDY)
     middle.drafter.commit((*text[:1], 5, 5))
     assert len(step([middle.drafter], [[]], 4)[0]) == 1
     middle.drafter.close()
-
-
-def test_a_flood_keeps_the_middle_from_its_step_for_a_moment_only() -> None:
-    num_left = 10 * MAX_DRAINED
-
-    def receive(_timeout: float) -> Message | None:
-        nonlocal num_left
-        num_left -= 1
-        return Progress(1, 0, 0, 0, 0, 1) if num_left else None
-
-    link: Any = SimpleNamespace(receive=receive)
-    RemoteDraft(Connection(link, 1), "inner", 6).drain()
-    assert num_left == 9 * MAX_DRAINED
 
 
 @pytest.mark.long
