@@ -41,7 +41,7 @@ def embedded_target_path() -> Path:
     Raises `ConfigError` if a package is missing or the folder cannot be written.
     """
     cache_dir = Path.home() / ".cache" / "amusd"
-    folder, source = cache_dir / f"{_NAME}-v{_FORMAT}", _find_source()
+    folder, source = cache_dir / f"{_NAME}-v{_FORMAT}", find_source()
     if folder.exists():
         return folder
     if importlib.util.find_spec("gguf") is None:
@@ -65,7 +65,8 @@ def embedded_target_path() -> Path:
     return folder
 
 
-def _find_source() -> Path:
+def find_source() -> Path:
+    """The installed GGUF file. Raises `ConfigError` without one."""
     spec = importlib.util.find_spec(_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(location) / _FILE).is_file():

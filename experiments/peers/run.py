@@ -1,8 +1,7 @@
-"""Compare amusd with transformers: `generate`, assisted generation and prompt lookup. Greedy.
+"""Compare amusd with transformers, and with llama.cpp and OpenVINO GenAI where they are installed. Greedy.
 
-Target, draft (`amusd export-draft`), dtype and prompts are the same, and every answer has the same length. transformers
-runs with one thread on the core of our target, and with two threads on both cores. Our workers have one thread and one
-core each.
+Weights and prompts are the same, and every answer has the same length. The others run with one thread on the core of
+our target, and with two threads on both cores. Our workers have one thread and one core each.
 """
 
 from __future__ import annotations
@@ -13,21 +12,27 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams
 from amusd.console import table
 from amusd.errors import PeerError
+from amusd.models.timed_dtype import settle_dtype
 from experiments.common import Document, middle_half, write_results
-from experiments.peers.stock import WAYS, StockTransformers
+from experiments.peers.native import LlamaCpp, OpenVino
+from experiments.peers.process import Models, Runtime, RuntimeProcess, installed
+from experiments.peers.stock import Transformers
 from experiments.plotting import LOOKS, OUTLINE, caption, run, subplots
 from experiments.request import Request, parser_of
 
 if TYPE_CHECKING:
     from amusd.engine import Engine
 
-DTYPE = "bfloat16"
+RUNTIMES = (Transformers, LlamaCpp, OpenVino)
 WARM_UP_TOKENS = 8
 OURS = "amusd"
 
@@ -45,35 +50,37 @@ def measure(request: Request, _arguments: object) -> None:
     from launch.environment import describe_environment
 
     machine = describe_environment()
-    per_prompt = answer_all(request)
+    versions = installed(RUNTIMES)
+    drafters = (DrafterConfig(kind="embedded"), DrafterConfig(kind="ngram"))
+    config = settle_dtype(EngineConfig(drafters=drafters, prefix_caching=False), "cpu")
+    per_prompt = answer_all(request, versions, config)
     rows = rows_of(per_prompt)
     print(rows_text(rows))
-    write_results(request, machine, {"rows": rows, "per_prompt": per_prompt})
+    named = {kind.name: version for kind, version in versions.items()}
+    measured = {"versions": named, "target_dtype": config.target.dtype, "rows": rows, "per_prompt": per_prompt}
+    write_results(request, machine, measured)
 
 
-def answer_all(request: Request) -> list[Document]:
-    """Every system on every prompt: `ms_per_token` and `token_ids`' equality with its own plain decoding."""
-    from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+def answer_all(request: Request, runtimes: Iterable[type[Runtime]], config: EngineConfig) -> list[Document]:
+    """Every system on every prompt: `ms_per_token`, and whether its tokens are its own and our plain decoding's."""
     from amusd.engine import Engine
     from amusd.models.embedded_draft import export_draft
     from amusd.models.embedded_target import embedded_target_path
     from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 
     prompts = request.load()
-    draft = request.runs / "draft"
-    export_draft(embedded_target_path(), draft)
-    target, hardware = embedded_target_path(), HardwareConfig()
-    own_core = cores_for("target", allowed_cores(), hardware)
+    own_core = cores_for("target", allowed_cores(), config.hardware)
     with ExitStack() as stack:
+        files = Path(stack.enter_context(TemporaryDirectory(dir=request.runs)))
+        models = Models(target=embedded_target_path(), draft=files / "draft", files=files)
+        export_draft(models.target, models.draft)
         answers: dict[str, Answer] = {}
-        for num_threads, cores in ((1, own_core), (2, set[int]())):
-            stock = StockTransformers(target, draft, dtype=DTYPE, num_threads=num_threads, cores=cores)
-            stack.callback(stock.close)
-            for way in WAYS:
-                answers[_name("transformers", num_threads, way)] = _of_stock(stock, way)
-        drafters = (DrafterConfig(kind="embedded"), DrafterConfig(kind="ngram"))
-        target_config = TargetConfig(dtype=DTYPE)
-        config = EngineConfig(target=target_config, drafters=drafters, hardware=hardware, prefix_caching=False)
+        for runtime in runtimes:
+            for num_threads, cores in ((1, own_core), (2, set[int]())):
+                process = RuntimeProcess(runtime, models, num_threads=num_threads, cores=cores)
+                stack.callback(process.close)
+                for way in runtime.ways:
+                    answers[_name(runtime.name, num_threads, way)] = partial(process.generate, way)
         engine = stack.enter_context(Engine.start(config))
         pin_to(own_core)  # as a target's worker is
         answers |= dict(_of_engine(engine))
@@ -102,16 +109,11 @@ def _take_turns(answers: dict[str, Answer], turn: int, prompt: Sequence[int], nu
     return {
         "ms_per_token": {name: found[name][1] / 1e6 / num_tokens for name in names},
         "as_plain": {name: found[name][0] == found[_plain_of(name)][0] for name in names},
+        "as_ours": {name: found[name][0] == found[_name(OURS, 1, "plain")][0] for name in names},
     }
 
 
-def _of_stock(stock: StockTransformers, way: str) -> Answer:
-    return lambda prompt, num_tokens: stock.generate(way, prompt, num_tokens)
-
-
 def _of_engine(engine: Engine) -> Iterator[tuple[str, Answer]]:
-    from amusd.config import DecodingConfig, SamplingParams
-
     def of(decoding: DecodingConfig, drafter: str | None) -> Answer:
         def answer(prompt: Sequence[int], num_tokens: int) -> tuple[list[int], int]:
             params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
@@ -124,8 +126,8 @@ def _of_engine(engine: Engine) -> Iterator[tuple[str, Answer]]:
     for length in (2, 4):
         decoding = DecodingConfig(mode="synchronous", num_speculative_tokens=length)
         yield _name(OURS, 2, f"synchronous, {length} tokens"), of(decoding, "embedded")
-    yield _name(OURS, 2, "chain"), of(DecodingConfig(policy="chain"), "embedded")
-    yield _name(OURS, 2, "branching"), of(DecodingConfig(policy="branching"), "embedded")
+    for policy in ("chain", "branching", "auto"):
+        yield _name(OURS, 2, policy), of(DecodingConfig(policy=policy), "embedded")
     for length in (2, 4):
         decoding = DecodingConfig(mode="synchronous", num_speculative_tokens=length)
         yield _name(OURS, 2, f"synchronous, {length} tokens, ngram"), of(decoding, "ngram")
@@ -156,6 +158,7 @@ def rows_of(per_prompt: Sequence[Document]) -> list[Document]:
             "speedup_vs_own_plain": statistics.median(ratios(_plain_of(name), name)),
             "speedup_vs_transformers": statistics.median(ratios(stock, name)),
             "num_as_plain": sum(one["as_plain"][name] for one in per_prompt),
+            "num_as_ours": sum(one["as_ours"][name] for one in per_prompt),
             "num_prompts": len(per_prompt),
         }
         for name in names
@@ -164,14 +167,14 @@ def rows_of(per_prompt: Sequence[Document]) -> list[Document]:
 
 def rows_text(rows: Sequence[Document]) -> str:
     """A line for each system."""
-    header = ("system", "ms/token", "x own plain", "x transformers, 1 core", "as plain")
+    header = ("system", "ms/token", "x own plain", "x transformers, 1 core", "as plain", "as ours")
     lines = [
         (
             row["name"],
             f"{row['ms_per_token']:.1f}",
             f"{row['speedup_vs_own_plain']:.2f}",
             f"{row['speedup_vs_transformers']:.2f}",
-            f"{row['num_as_plain']}/{row['num_prompts']}",
+            *(f"{row[key]}/{row['num_prompts']}" for key in ("num_as_plain", "num_as_ours")),
         )
         for row in rows
     ]

@@ -1,20 +1,14 @@
-"""`transformers.generate` in a process of its own, whose threads and cores are set before torch is loaded."""
+"""`transformers.generate`, assisted generation and prompt lookup."""
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from amusd.errors import PeerError
+from experiments.peers.process import Models, Runtime
 
-ANSWER_SECONDS = 600.0
-"""Longest that loading, or one answer, may take."""
-ENDING_SECONDS = 10.0
+DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,62 +85,24 @@ class StockModel:
         return tokens
 
 
-class StockTransformers:
-    """The parent's end. `close` ends the process."""
+class Transformers(Runtime):
+    """transformers, with the draft as its assistant."""
 
-    def __init__(self, target: Path, draft: Path, *, dtype: str, num_threads: int, cores: set[int]) -> None:
-        """`cores`: what the process may run on; empty: all."""
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        arguments = (theirs, str(target), str(draft), dtype, num_threads, cores)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
-        self._receive()
+    name = "transformers"
+    package = "transformers"
+    ways = WAYS
 
-    def generate(self, way: str, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], int]:
-        """The tokens, and the nanoseconds they took in that process. Raises `PeerError`."""
-        self._connection.send((way, list(prompt), num_tokens))
-        tokens, duration_ns = self._receive()
-        return tokens, duration_ns
+    def __init__(self, models: Models, num_threads: int) -> None:
+        """See `Runtime`."""
+        import torch
 
-    def close(self) -> None:
-        """End the process; idempotent."""
-        self._connection.close()
-        self._process.join(ENDING_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        torch.set_num_threads(num_threads)
+        target, draft = (StockModel(str(path), dtype=DTYPE, device="cpu") for path in (models.target, models.draft))
+        self._target, self._draft = target, draft
 
-    def _receive(self) -> Any:
-        try:
-            if self._connection.poll(ANSWER_SECONDS):
-                return self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise PeerError("the process with transformers has died; what it said is above") from error
-        raise PeerError(f"the process with transformers did not answer within {ANSWER_SECONDS:.0f} s")
-
-
-def _serve(connection: Connection, target: str, draft: str, dtype: str, num_threads: int, cores: set[int]) -> None:
-    from amusd.runtime.cores import pin_to
-    from launch.environment import set_environment
-
-    pin_to(cores)
-    set_environment(num_threads)
-    import torch
-
-    torch.set_num_threads(num_threads)
-    model, assistant = (StockModel(path, dtype=dtype, device="cpu") for path in (target, draft))
-    connection.send("loaded")
-    while True:
-        try:
-            name, prompt, num_tokens = connection.recv()
-        except EOFError:
-            return
-        way = WAYS[name]
-        assistant.draft(way.draft_tokens)
-        began = time.perf_counter_ns()
-        tokens = model.generate(
-            prompt, num_tokens, assistant=assistant if way.assisted else None, prompt_lookup=way.prompt_lookup
-        )
-        connection.send((tokens, time.perf_counter_ns() - began))
+    def generate(self, way: str, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """See `Runtime`."""
+        chosen = self.ways[way]
+        self._draft.draft(chosen.draft_tokens)
+        assistant = self._draft if chosen.assisted else None
+        return self._target.generate(prompt, num_tokens, assistant=assistant, prompt_lookup=chosen.prompt_lookup)

@@ -31,7 +31,7 @@ def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
         (folder / "model.safetensors").write_bytes(source.read_bytes() * 10)
 
     conversion = Mock(side_effect=convert)
-    monkeypatch.setattr(embedded_target, "_find_source", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(embedded_target, "find_source", lambda: tmp_path / "model.gguf")
     monkeypatch.setattr(embedded_target, "convert_gguf", conversion)
     return conversion
 
