@@ -35,6 +35,8 @@ LONGEST_WAIT = 3.0
 The usual wait is the mean weighted by length.
 """
 ROW_MEMORY = 0.98
+OUTLIER = 5.0
+"""A pass or step this many times as long as usual, for each row if it has more, was held up by something else."""
 DRAFT_ROW_SHARE = 0.06
 """Assumed row share of a draft step before steps of different sizes."""
 ROW_FORGETTING = 0.99
@@ -157,6 +159,10 @@ class RowCost:
 
     def passed(self, num_rows: int, ns: int) -> None:
         """Take in a pass over `num_rows` that took `ns`."""
+        num, sum_rows, sum_ns, *_ = self._sums
+        if num >= 1 and ns > OUTLIER * sum_ns * max(1 / num, num_rows / sum_rows):
+            self._sums = tuple(ROW_MEMORY * past for past in self._sums)  # many of them are no stalls
+            return
         added = 1, num_rows, ns, num_rows**2, num_rows * ns
         self._sums = tuple(ROW_MEMORY * past + new for past, new in zip(self._sums, added, strict=True))
         num, sum_rows, sum_ns, sum_squares, sum_products = self._sums

@@ -13,8 +13,6 @@ from amusd.protocol.verification import PassOutcome
 
 NEARLY = 0.9
 """Part of the longest wait after which a wait was in vain: clocks are not exact."""
-OUTLIER = 10.0
-"""A pass this many times as long as usual was held up by something else."""
 
 
 UsedDrafter: TypeAlias = tuple[str | None, bool]
@@ -142,10 +140,8 @@ class Observer:
         last_end_ns = times.start_ns if self._last_end_ns is None else self._last_end_ns
         seconds = (times.end_ns - last_end_ns) / 1e9
         self._last_end_ns = times.end_ns
-        usual_seconds = self._pass_seconds or pass_seconds
-        self._pass_seconds = MEMORY * usual_seconds + (1 - MEMORY) * pass_seconds
-        if pass_seconds <= OUTLIER * usual_seconds:
-            self._row_cost.passed(times.num_rows, times.duration_ns)
+        self._pass_seconds = MEMORY * (self._pass_seconds or pass_seconds) + (1 - MEMORY) * pass_seconds
+        self._row_cost.passed(times.num_rows, times.duration_ns)
         if not rests:
             gain = 0.0 if is_alone else self._gain
             self._estimates.passed(outcome, seconds, gain=gain, first_weight=self._first_weight)
