@@ -125,8 +125,7 @@ class Estimates:
         """Chance of each candidate at hand. `weights`: the draft's own estimates, or empty."""
         if not weights:
             return tuple(self.acceptance.value**number for number in range(1, num_candidates + 1))
-        correction = min(1.0, self._correction.value)
-        return tuple(accumulate((correction * weight for weight in weights), operator.mul))
+        return tuple(accumulate((min(1.0, self._correction.value) * weight for weight in weights), operator.mul))
 
     def passed(
         self, outcome: PassOutcome, seconds: float, *, gain: float = 0.0, first_weight: float | None = None

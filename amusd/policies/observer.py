@@ -143,8 +143,7 @@ class Observer:
         self._pass_seconds = MEMORY * (self._pass_seconds or pass_seconds) + (1 - MEMORY) * pass_seconds
         self._row_cost.passed(times.num_rows, times.duration_ns)
         if not rests:
-            gain = 0.0 if is_alone else self._gain
-            self._estimates.passed(outcome, seconds, gain=gain, first_weight=self._first_weight)
+            self._estimates.passed(outcome, seconds, gain=self._gain * (not is_alone), first_weight=self._first_weight)
         if not is_alone:
             num_sequences = self._num_sequences
             self._switch.passed(outcome.num_tokens, seconds, pass_seconds, rests=rests, num_sequences=num_sequences)

@@ -13,8 +13,8 @@ from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import drawn_answers
 
 FIXED = (
-    *(DecodingConfig(mode="synchronous", num_speculative_tokens=length) for length in (1, 2, 4, 7)),
-    *(DecodingConfig(policy="windowed", num_speculative_tokens=length) for length in (1, 2, 4, 7)),
+    *(DecodingConfig(mode="synchronous", num_speculative_tokens=length) for length in (4, 7)),
+    DecodingConfig(policy="windowed", num_speculative_tokens=4),  # other lengths: at most 0.9 of the best of these
     *(DecodingConfig(policy=policy, min_candidates=n) for policy in ("chain", "branching") for n in (0, 1, 2, 4)),
 )
 ACCEPTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
