@@ -55,8 +55,8 @@ def test_auto_reaches_the_best_fixed_schedule(stalls: bool) -> None:
         for accept in ACCEPTS
         for ratio in (3, 5, 10, 20)
     ]
-    assert statistics.median(shares) >= 0.985
-    assert min(shares) >= (0.88 if stalls else 0.95)  # how many stalls a run meets moves it by 5 % either way
+    assert statistics.median(shares) >= 0.985  # the best of eleven is lucky: one that is best in another run, 0.99
+    assert min(shares) >= 0.95
 
 
 @pytest.mark.long
