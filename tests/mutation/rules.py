@@ -274,7 +274,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a draft that serves others is waited for in each pass": ("sequence.at_draft.waited_ns += waited_ns", "pass"),
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
         "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
-        "a draft that never answered is not told its opening again": ("if is_due and not state.is_answered", "if False"),
+        "a draft that never answered is not told its opening again": (
+            "if is_due and not state.is_answered",
+            "if False",
+        ),
         "the draft is silent although it spoke": (
             "        else:\n            self.connection.silence.end()\n\n    def _receive_counts",
             "\n    def _receive_counts",
