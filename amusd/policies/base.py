@@ -24,6 +24,8 @@ class TargetView:
     waited_seconds: float
     pass_seconds: float
     """Estimate of one target pass; 0 before the first."""
+    weights: tuple[float, ...] = ()
+    """The draft's own probability of each candidate given those before it; empty for a chain."""
     chances: tuple[float, ...] = ()
     """Chance of each candidate that it and those before it are accepted."""
     acceptance: float = 0.5
@@ -33,7 +35,7 @@ class TargetView:
     """The wait for one more candidate; 0 before the first wait."""
     longest_wait: float = math.inf
     """The time after which no candidate is expected any more."""
-    draft_is_mute: bool = False
+    draft_is_silent: bool = False
     """Whether none has come since a wait in vain, or since the draft joined amid the answer."""
     lead_gain: float = 0.0
     """Tokens that a pass gains by one more candidate at its beginning."""

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
+from amusd.policies.base import TargetView
 from amusd.protocol.verification import PassOutcome
 
 OUTCOME_MEMORY = 0.5 ** (1 / 64)
@@ -43,6 +44,25 @@ ROW_FORGETTING = 0.99
 """Weight of the known row cost after a pass that says nothing of it."""
 MIN_ROW_VARIATION = 8.0
 """Least weighted sum of squares of the number of rows for a fit."""
+
+
+VERDICT_MEMORY = 0.8
+"""Weight of the past in a draft's estimates of time, per pass or step."""
+FORESEEN_MEMORY = 0.95
+"""The same in the share of foreseen verdicts."""
+DEVIATIONS = 2.0
+"""How long a late verdict is waited for, in mean deviations."""
+FIRST_LOOK = 32
+"""Passes before the first rest; doubled after a rest that did not pay."""
+FIRST_REST = 6
+"""Passes of the first rest; four times as many after one that paid."""
+SECOND_LOOK = 16
+"""Passes between a rest that paid and the next."""
+LONGEST = 1024
+"""Most passes between rests, and of a rest."""
+MOST_SLOWDOWN = 2.0
+YIELD_MEMORY = 0.98
+"""Weight of the past in what drafting and plain decoding yield, per pass."""
 
 
 class RunningRatio:
@@ -127,21 +147,16 @@ class Estimates:
             return tuple(self.acceptance.value**number for number in range(1, num_candidates + 1))
         return tuple(accumulate((min(1.0, self._correction.value) * weight for weight in weights), operator.mul))
 
-    def passed(
-        self, outcome: PassOutcome, seconds: float, *, gain: float = 0.0, first_weight: float | None = None
-    ) -> None:
-        """Take in a pass that ended `seconds` after the one before it.
-
-        `gain`: tokens expected from one more candidate; `first_weight`: the draft's probability of the first candidate.
-        """
-        self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * gain
+    def passed(self, outcome: PassOutcome, seconds: float, view: TargetView) -> None:
+        """Take in a pass that was decided on by `view`, and ended `seconds` after the one before it."""
+        self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * (view.gain if view.can_grow else 0.0)
         self._first_waits.passed()
         self._further_waits.passed()
         num_tested = outcome.num_accepted + (outcome.num_accepted < outcome.num_judged)
         self.acceptance.add(outcome.num_accepted, num_tested, num_tested)
         self.tokens_per_second.add(outcome.num_tokens, seconds)
-        if outcome.num_candidates and first_weight is not None:
-            self._correction.add(outcome.num_accepted > outcome.num_accepted_alternatives, first_weight)
+        if outcome.num_candidates and view.weights:
+            self._correction.add(outcome.num_accepted > outcome.num_accepted_alternatives, view.weights[0])
 
 
 class RowCost:
@@ -175,3 +190,98 @@ class RowCost:
         one_row = sum_ns / num + slope * (1 - sum_rows / num)
         self.row_ns = min(max(0.0, slope), most_ns)
         self.row_share = min(1.0, max(0.0, slope / one_row)) if one_row > 0 else 1.0
+
+
+class VerdictClock:
+    """When a draft's next verdict is due, and whether to wait for it instead of stepping. Times in nanoseconds.
+
+    A step under way when a verdict arrives is of use if the verdict was foreseen, and delays the next candidates if
+    not. So a draft waits for the verdict if its next step would run into it, unless the step's expected gain exceeds
+    its loss.
+    """
+
+    def __init__(self) -> None:
+        self._pass_start_ns: int | None = None
+        self._pass_ns = self._deviation_ns = self._step_ns = 0.0  # 0: nothing is known
+        self._foreseen = 0.5
+
+    def heard(self, now_ns: int, *, goes_on: bool) -> None:
+        """Take in a verdict. `goes_on`: it was foreseen, and the target starts its next pass at once."""
+        self._foreseen = FORESEEN_MEMORY * self._foreseen + (1 - FORESEEN_MEMORY) * goes_on
+        if self._pass_start_ns is not None:
+            pass_ns = now_ns - self._pass_start_ns
+            usual_ns = self._pass_ns or pass_ns
+            self._deviation_ns = VERDICT_MEMORY * self._deviation_ns + (1 - VERDICT_MEMORY) * abs(pass_ns - usual_ns)
+            self._pass_ns = VERDICT_MEMORY * usual_ns + (1 - VERDICT_MEMORY) * pass_ns
+        self._pass_start_ns = now_ns if goes_on else None
+
+    def sent(self, now_ns: int) -> None:
+        """Candidates were sent: a target that waited for some starts its pass."""
+        if self._pass_start_ns is None:
+            self._pass_start_ns = now_ns
+
+    def stepped(self, duration_ns: int) -> None:
+        """Take in a step that took `duration_ns`."""
+        self._step_ns = VERDICT_MEMORY * (self._step_ns or duration_ns) + (1 - VERDICT_MEMORY) * duration_ns
+
+    def patience_ns(self, now_ns: int) -> int:
+        """How long to wait for the verdict before a step; 0: a step fits, or nothing is known."""
+        if self._pass_start_ns is None or not self._pass_ns:
+            return 0
+        due_ns = self._pass_start_ns + self._pass_ns
+        last_ns = due_ns + DEVIATIONS * self._deviation_ns
+        if now_ns >= last_ns:
+            return 0
+        before_ns = max(0.0, due_ns - now_ns)
+        behind_ns = self._step_ns - before_ns
+        pays = self._foreseen * before_ns >= (1 - self._foreseen) * behind_ns
+        return 0 if pays else int(last_ns - now_ns)
+
+
+class DraftingSwitch:
+    """Decides for one drafter and all sequences of a pass whether to draft at all, by trying both.
+
+    A draft that is hardly ever right shares memory, power or a host with the target, and widens passes. In a rest the
+    target tells it nothing and decodes alone.
+
+    One short rest is tried early, unless drafting yields more than plain decoding could: `MOST_SLOWDOWN` tokens in the
+    time of the quickest pass. Later a rest is tried if drafting yields less than plain decoding did, or than one token
+    in that time. Each rest ends, because text changes.
+    """
+
+    def __init__(self) -> None:
+        self._drafting, self._plain = RunningRatio(YIELD_MEMORY), RunningRatio(YIELD_MEMORY)
+        self.drafting_pays = True
+        self._num_passes = 0.0
+        self._look, self._rest = FIRST_LOOK, FIRST_REST
+        self._quickest_rate = 0.0
+        """Passes per second, if all were as quick as the quickest."""
+
+    @property
+    def plain_tokens_per_second(self) -> float:
+        """The yield of past rests; before the first one, a token in the quickest pass."""
+        return self._plain.value or self._quickest_rate
+
+    def passed(
+        self, num_tokens: int, seconds: float, pass_seconds: float, *, rests: bool, num_sequences: int = 1
+    ) -> None:
+        """Take in a pass for one of its `num_sequences`, which ended `seconds` after the one before."""
+        if pass_seconds:  # 0 on a coarse clock
+            self._quickest_rate = max(self._quickest_rate, 1 / pass_seconds)
+        self._num_passes += 1 / num_sequences
+        (self._plain if rests else self._drafting).add(num_tokens, seconds, 1 / num_sequences)
+        if round(self._num_passes, 3) >= (self._look if self.drafting_pays else self._rest):
+            self._num_passes = 0.0
+            self._end_of_look() if self.drafting_pays else self._end_of_rest()
+
+    def _end_of_look(self) -> None:
+        quickest, plain = self._quickest_rate, self._plain.value
+        bar = max(plain, quickest) if plain else MOST_SLOWDOWN * quickest
+        self.drafting_pays = self._drafting.value >= bar
+
+    def _end_of_rest(self) -> None:
+        self.drafting_pays = True
+        if self._plain.value > self._drafting.value:
+            self._look, self._rest = SECOND_LOOK, min(4 * self._rest, LONGEST)
+        else:
+            self._look, self._rest = min(2 * max(self._look, FIRST_LOOK), LONGEST), FIRST_REST

@@ -6,8 +6,7 @@ import math
 from typing import NamedTuple, TypeAlias
 
 from amusd.policies.base import TargetView
-from amusd.policies.drafting_switch import DraftingSwitch
-from amusd.policies.estimates import MEMORY, Estimates, RowCost
+from amusd.policies.estimates import MEMORY, DraftingSwitch, Estimates, RowCost
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import PassOutcome
 
@@ -50,12 +49,10 @@ class Observer:
         self._estimates = Estimates()
         self._switches = {} if switches is None else switches
         self._last_end_ns: int | None = None
-        self._first_weight: float | None = None
-        self._gain = 0.0
         self._waited, self._waited_at = 0.0, 0
         """Seconds of waits that have brought none yet, and the candidates at hand in them."""
         self._draft_knows = True
-        self._mute_at: int | None = None
+        self._silent_at: int | None = None
         """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
@@ -65,7 +62,7 @@ class Observer:
         self._last_end_ns = None
         self._waited = 0.0
         self._draft_knows = True
-        self._mute_at = None
+        self._silent_at = None
 
     @property
     def _switch(self) -> DraftingSwitch:
@@ -73,7 +70,7 @@ class Observer:
 
     def draft_joined(self) -> None:
         """Wait for nothing before the draft, which takes in the answer, brings something."""
-        self._mute_at = 0
+        self._silent_at = 0
 
     def held_up(self, ns: int) -> None:
         """Leave out the time of another sequence's prompt."""
@@ -84,29 +81,25 @@ class Observer:
         """What the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
         weights, num_candidates = session.weights, session.num_candidates
         waits = self._estimates.waits(num_candidates)
-        self._first_weight = next(iter(weights), None)
-        if self._mute_at is not None and num_candidates > self._mute_at:
-            self._mute_at = None
-        view = TargetView(
+        return TargetView(
             num_candidates=num_candidates,
             max_candidates=max_candidates,
             may_get_more=session.may_get_more and self._draft_knows,
             draft_restarting=session.draft_restarting,
             waited_seconds=waited_ns / 1e9,
             pass_seconds=self._pass_seconds,
+            weights=weights,
             chances=self._estimates.chances(num_candidates, weights),
             acceptance=self._estimates.acceptance.value,
             tokens_per_second=self._estimates.tokens_per_second.value,
             candidate_seconds=waits.candidate_seconds,
             longest_wait=waits.longest_seconds,
-            draft_is_mute=self._mute_at is not None,
+            draft_is_silent=self._silent_at is not None and num_candidates <= self._silent_at,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
             drafting_pays=self._switch.drafting_pays,
             plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )
-        self._gain = view.gain if view.can_grow else 0.0
-        return view
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
         """Take in a wait for a message, with the candidates at hand before and after it."""
@@ -114,7 +107,7 @@ class Observer:
         waits = self._estimates.waits(num_before)
         longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
         if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
-            self._mute_at = num_after
+            self._silent_at = num_after
         self._waited, self._waited_at = self._waited + seconds, num_before
         if came:
             waits.waited(self._waited, came=True)
@@ -125,8 +118,10 @@ class Observer:
         if step_ns:
             self._estimates.heard(step_ns / 1e9)
 
-    def passed(self, times: PassTimes, outcome: PassOutcome, *, rests: bool = False, is_alone: bool = False) -> None:
-        """Take in the pass that the last view was decided for.
+    def passed(
+        self, view: TargetView, times: PassTimes, outcome: PassOutcome, *, rests: bool = False, is_alone: bool = False
+    ) -> None:
+        """Take in the pass that was decided on by `view`.
 
         `rests`: the draft is not told of it. `is_alone`: no draft can be heard.
         """
@@ -134,8 +129,7 @@ class Observer:
         if self._waited:
             self._estimates.waits(self._waited_at).waited(self._waited, came=False)
             self._waited = 0.0
-        if self._mute_at is not None:
-            self._mute_at = 0
+        self._silent_at = 0 if view.draft_is_silent else None
         pass_seconds = times.duration_ns / 1e9
         last_end_ns = times.start_ns if self._last_end_ns is None else self._last_end_ns
         seconds = (times.end_ns - last_end_ns) / 1e9
@@ -143,7 +137,7 @@ class Observer:
         self._pass_seconds = MEMORY * (self._pass_seconds or pass_seconds) + (1 - MEMORY) * pass_seconds
         self._row_cost.passed(times.num_rows, times.duration_ns)
         if not rests:
-            self._estimates.passed(outcome, seconds, gain=self._gain * (not is_alone), first_weight=self._first_weight)
+            self._estimates.passed(outcome, seconds, view)
         if not is_alone:
             num_sequences = self._num_sequences
             self._switch.passed(outcome.num_tokens, seconds, pass_seconds, rests=rests, num_sequences=num_sequences)

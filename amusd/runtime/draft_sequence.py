@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amusd.policies.estimates import RowCost
-from amusd.policies.verdict_clock import VerdictClock
+from amusd.policies.estimates import RowCost, VerdictClock
 from amusd.protocol.messages import Candidate, Progress, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
 from amusd.tracing.events import EventName

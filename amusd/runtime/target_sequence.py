@@ -16,7 +16,7 @@ from amusd.errors import ConfigError, PeerProtocolError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
-from amusd.policies.base import Decision, Policy, Verify, Wait
+from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import Candidate, Open, Progress
@@ -65,6 +65,8 @@ class TargetSequence(DraftedSequence):
     metrics: GenerationMetrics = field(init=False)
     decision: Verify = field(default_factory=lambda: Verify(0))
     """For the pass under way, or the next one if it begins now."""
+    view: TargetView = field(init=False)
+    """What it was decided on by."""
     block: Block = field(init=False)
     """What the pass under way verifies, or the last one did."""
     tokens: list[Token] = field(default_factory=list)
@@ -175,6 +177,7 @@ class TargetSequence(DraftedSequence):
         view = self.observer.view(self.session, max_candidates=self._room, waited_ns=waited_ns)
         if not may_hear:
             view = replace(view, may_get_more=False, drafting_pays=True)
+        self.view = view
         try:
             decision = self.request.policy.decide(view)
         except ConfigError as error:  # by a policy of the user's own; the other sequences go on

@@ -253,7 +253,9 @@ class TargetWorker:
             is_alone = sequence.request.drafter is not None and not may_hear
             self.counts.add(outcome, is_alone=is_alone)
             sequence.metrics.passed(committed_ns - sequence.start_ns, times.duration_ns, outcome, is_alone=is_alone)
-            sequence.observer.passed(times, outcome, rests=not decision.tells_draft, is_alone=not may_hear)
+            sequence.observer.passed(
+                sequence.view, times, outcome, rests=not decision.tells_draft, is_alone=not may_hear
+            )
             sizes = {"committed_length": session.committed_length, "num_ready": session.num_candidates}
             fields = {**sizes, **asdict(outcome), "reason": decision.reason}
             self.recorder.span("target_pass", times.start_ns, times.end_ns, sequence.sequence_id, **fields)

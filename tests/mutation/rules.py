@@ -154,7 +154,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "a token without text is the context of the next one": ("or len(self._window) >= _MAX_WINDOW", "is not None"),
     },
-    ("amusd/policies/drafting_switch.py", "tests/policies/test_drafting_switch.py"): {
+    ("amusd/policies/estimates.py", "tests/policies/test_drafting_switch.py"): {
         "a rest that pays does not grow": ("min(4 * self._rest, LONGEST)", "self._rest"),
         "a rest that does not pay is soon tried again": ("min(2 * max(self._look, FIRST_LOOK), LONGEST)", "FIRST_LOOK"),
     },
@@ -172,13 +172,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a row may cost more than a pass": ("= min(max(0.0, slope), most_ns)", "= max(0.0, slope)"),
     },
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
-        "a draft is mute into the next answer": ("= True\n        self._mute_at = None\n", "= True\n"),
-        "a draft that is mute stays so when it brings more": ("num_candidates > self._mute_at:", "False:"),
+        "a draft is silent into the next answer": ("= True\n        self._silent_at = None\n", "= True\n"),
+        "a draft that is silent stays so when it brings more": (" and num_candidates <= self._silent_at", ""),
         "passes without a draft count as its own": ("        if not is_alone:\n", "        if True:\n"),
         "the time between two answers is the pass's": ("        self._last_end_ns = None\n        ", "        "),
     },
     ("amusd/policies/schedules.py", "tests/policies/test_policies.py"): {
-        "auto waits for a draft that is mute": ("not view.can_grow or view.draft_is_mute", "not view.can_grow"),
+        "auto waits for a draft that is silent": ("not view.can_grow or view.draft_is_silent", "not view.can_grow"),
         "a row costs what is committed with the draft, though alone it is more": (
             ", view.plain_tokens_per_second)",
             ", 0.0)",
@@ -189,7 +189,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/policies/schedules.py", "tests/runtime/test_batches.py"): {
         "blocks are verified before all have come": ("Wait(seconds_left, worth=math.inf)  #", "Wait(seconds_left)  #"),
     },
-    ("amusd/policies/verdict_clock.py", "tests/policies/test_verdict_clock.py"): {
+    ("amusd/policies/estimates.py", "tests/policies/test_verdict_clock.py"): {
         "uneven passes are waited for as even ones": ("due_ns + DEVIATIONS * self._deviation_ns", "due_ns"),
         "a pass begins with the first candidates only": ("if self._pass_start_ns is None:", "if False:"),
     },

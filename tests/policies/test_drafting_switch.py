@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.policies.drafting_switch import FIRST_LOOK, FIRST_REST, SECOND_LOOK, DraftingSwitch
+from amusd.policies.estimates import FIRST_LOOK, FIRST_REST, SECOND_LOOK, DraftingSwitch
 
 
 class Pair:

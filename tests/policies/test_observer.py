@@ -8,7 +8,7 @@ import pytest
 from policies.builders import outcome
 
 from amusd.policies.base import TargetView
-from amusd.policies.drafting_switch import FIRST_LOOK
+from amusd.policies.estimates import FIRST_LOOK
 from amusd.policies.observer import Observer, PassTimes, Switches
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
@@ -27,17 +27,19 @@ def passed(
     num_candidates: int = 2,
     num_judged: int | None = None,
     num_sequences: int = 1,
+    view: TargetView | None = None,
     **options: Any,
 ) -> None:
     own = outcome(num_candidates, num_judged=num_judged)
-    observer.passed(PassTimes(start_ns, end_ns, 1 + num_candidates, num_sequences), own, **options)
+    times = PassTimes(start_ns, end_ns, 1 + num_candidates, num_sequences)
+    observer.passed(view or seen_by(observer), times, own, **options)
 
 
 def seen_by(observer: Observer, decoding: TargetSession | None = None) -> TargetView:
     return observer.view(decoding or session(), max_candidates=3, waited_ns=0)
 
 
-def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
+def test_a_draft_is_silent_from_a_wait_in_vain_to_its_next_candidate() -> None:
     """A stall of the machine costs one wait, and is not taken for the time that a candidate takes."""
     observer = Observer()
     tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
@@ -51,33 +53,33 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
         passed(observer, 0, 40_000_000)
         observer.waited(4_000_000, num_before=0, num_after=1)
         observer.waited(2_000_000, num_before=1, num_after=2)
-    assert not view().draft_is_mute
+    assert not view().draft_is_silent
     observer.waited(5_000_000, num_before=0, num_after=0)  # something else has come
-    assert not view().draft_is_mute
+    assert not view().draft_is_silent
     before = view()
     assert before.longest_wait == pytest.approx(0.012, rel=0.1)
     observer.waited(round(1e9 * before.longest_wait), num_before=0, num_after=0)
-    assert view().draft_is_mute
+    assert view().draft_is_silent
     assert view().candidate_seconds < 1.5 * before.candidate_seconds
     passed(observer, 0, 40_000_000)
-    assert view().draft_is_mute
+    assert view().draft_is_silent
     tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
-    assert not view().draft_is_mute
+    assert not view().draft_is_silent
     observer.waited(round(1e9 * view().longest_wait), num_before=1, num_after=1)
-    assert view().draft_is_mute, "there is one, and no further one came"
+    assert view().draft_is_silent, "there is one, and no further one came"
     passed(observer, 0, 40_000_000)
-    assert not view().draft_is_mute, "it has been heard since the pass before"
+    assert not view().draft_is_silent, "it has been heard since the pass before"
     observer.waited(40_000_000, num_before=1, num_after=1)
-    assert view().draft_is_mute
+    assert view().draft_is_silent
     observer.open("a", has_tree=True)
-    assert not view().draft_is_mute
+    assert not view().draft_is_silent
     tree.detach()
     tree.attach(2)
     observer.draft_joined()
     passed(observer, 0, 40_000_000)
-    assert view().draft_is_mute, "it has the whole answer to take in"
+    assert view().draft_is_silent, "it has the whole answer to take in"
     tree.receive(Candidate(1, 2, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
-    assert not view().draft_is_mute
+    assert not view().draft_is_silent
 
 
 def test_a_wait_counts_once_whatever_else_comes_amid_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from policies.builders import outcome
@@ -122,15 +122,15 @@ def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass_or_th
         assert AUTO.decide(replace(KNOWN, **changes)) == Verify(0)
     assert AUTO.decide(replace(KNOWN, longest_wait=0.015)) == Wait(0.015)
     assert AUTO.decide(replace(KNOWN, longest_wait=0.015, waited_seconds=0.012)) == Wait(pytest.approx(0.008))  # type: ignore[arg-type]
-    assert AUTO.decide(replace(KNOWN, draft_is_mute=True)) == Verify(0)
+    assert AUTO.decide(replace(KNOWN, draft_is_silent=True)) == Verify(0)
 
 
-def passed(estimates: Estimates, num_judged: int, num_accepted: int, **options: Any) -> None:
-    estimates.passed(outcome(num_judged, num_accepted), **{"seconds": 0.04, **options})
+def passed(estimates: Estimates, num_judged: int, num_accepted: int, view: TargetView = KNOWN) -> None:
+    estimates.passed(outcome(num_judged, num_accepted), 0.04, view)
 
 
 def judged_first(estimates: Estimates, weight: float, *, accepted: bool) -> None:
-    passed(estimates, 1, int(accepted), first_weight=weight)
+    passed(estimates, 1, int(accepted), replace(KNOWN, weights=(weight,)))
 
 
 def test_the_longest_wait_is_thrice_the_usual_one() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from amusd.policies.verdict_clock import DEVIATIONS, OUTCOME_MEMORY, VerdictClock
+from amusd.policies.estimates import DEVIATIONS, FORESEEN_MEMORY, VerdictClock
 
 MS = 1_000_000
 durations = st.integers(1, 10**9)
@@ -35,7 +35,7 @@ def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_that_does_n
 ) -> None:
     found, now = clock([length] * 3, step, start)
     due = now + length
-    foreseen = 1 - OUTCOME_MEMORY**4 * (1 - 0.5 * OUTCOME_MEMORY**200)
+    foreseen = 1 - FORESEEN_MEMORY**4 * (1 - 0.5 * FORESEEN_MEMORY**200)
     before, behind = due - (now + elapsed), now + elapsed + step - due
     expected = before if before > 0 and behind > 0 and foreseen * before < (1 - foreseen) * behind else 0
     assume(abs(foreseen * before - (1 - foreseen) * behind) > 1e-6 * (length + step + start))
