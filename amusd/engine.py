@@ -8,8 +8,9 @@ Each request may choose its own mode and drafter. Any threads may ask. Up to `ma
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.meeting import Meeting
 from amusd.models.timed_dtype import settle_dtype
 from amusd.models.tokenizer import Prompt, Tokenizer, user_turn
-from amusd.policies.factory import policy_name
+from amusd.policies.factory import check_sampling, choose_policy, choose_schedule, policy_name
 from amusd.runtime.devices import device_of
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import connect_target
@@ -37,8 +38,7 @@ from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.runtime.workers import start_workers
 from amusd.sampling.stopping import StopChecker
-from amusd.schedule import check_kind, check_sampling, check_turns, choose_policy, choose_schedule, token_ids_of
-from amusd.settings import Settings, from_mapping, shown
+from amusd.settings import Settings, check_kind, from_mapping, shown
 from amusd.tracing.recorder import Recorder
 
 
@@ -265,3 +265,19 @@ def _kind_or_model(config: type[Settings], name: Any) -> Any:
     if config is DrafterConfig and is_reference(name):
         return {"kind": "custom", "factory": name}
     return {"kind": "hf", "model": name}
+
+
+def check_turns(turns: Iterable[Any]) -> None:
+    """Raise `ConfigError` unless each turn of a conversation has a role and a content."""
+    for place, turn in enumerate(turns):
+        if not isinstance(turn, Mapping) or any(type(turn.get(name)) is not str for name in ("role", "content")):
+            raise ConfigError(f"prompt[{place}]={shown(turn)}: expected a mapping with the texts 'role' and 'content'")
+
+
+def token_ids_of(name: str, values: Any) -> tuple[int, ...]:
+    """The token ids of the argument `name`. Raises `ConfigError` for anything else."""
+    try:
+        return tuple(map(operator.index, [values] if isinstance(values, bytes) else values))
+    except TypeError:
+        expected = "a text, turns of a conversation, or token ids" if name == "prompt" else "token ids"
+        raise ConfigError(f"{name}={shown(values)}: expected {expected}") from None

@@ -152,3 +152,9 @@ def _bounds(meta: Meta) -> str:
     if meta.le is not None:
         return f" above {meta.gt} and up to {meta.le}" if meta.ge is None else f" from {meta.ge} to {meta.le}"
     return " (not empty)" if meta.min_length else f" (at most {meta.max_length})" if meta.max_length else ""
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """Raise `ConfigError` unless the argument `name` is of this kind, or None."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name}={shown(value)}: expected {kind.__name__}")

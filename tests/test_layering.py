@@ -24,7 +24,7 @@ LAYERS = (
     {"models"},
     {"drafters"},
     {"runtime"},
-    {"contract", "answer", "schedule", "simulation"},
+    {"contract", "answer", "simulation"},
     {"engine", "workload", "console"},
     {"async_engine"},
     {"serving", "integrations"},

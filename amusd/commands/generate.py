@@ -18,7 +18,7 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, RESULT_FILE, write_json
 from amusd.logs import end_progress, show_progress
-from amusd.schedule import SYNTHETIC
+from amusd.policies.factory import SYNTHETIC
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 Encoded: TypeAlias = tuple[WorkloadPrompt, tuple[int, ...]]

@@ -20,7 +20,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
 from amusd.protocol.draft_session import Guesses
 from amusd.protocol.prefix_hash import num_common
-from amusd.sampling.ratio_test import DraftSampler
+from amusd.sampling.acceptance import DraftSampler
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler, samplers_of
 
 

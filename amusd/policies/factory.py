@@ -1,16 +1,28 @@
-"""The policy that a request's configuration names."""
+"""The drafter, schedule and policy that a request names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from amusd.config import MAX_FAN_OUT, DecodingConfig
+from amusd.config import (
+    CAPABILITIES,
+    MAX_FAN_OUT,
+    Capabilities,
+    DecodingConfig,
+    SamplingParams,
+    check_runs_ahead,
+    runs_ahead,
+)
+from amusd.config.capabilities import kinds_with
 from amusd.config.plugins import call, load_function
 from amusd.errors import ConfigError
 from amusd.policies import schedules
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
-from amusd.settings import MAX_COUNT, shown
+from amusd.settings import MAX_COUNT, check_kind, nearest, shown
+from amusd.types import Mode
 
+SYNTHETIC = "synthetic"
 BLOCK_TIMEOUT_SECONDS = 10.0
 WHOLE_TREE = 1 << 20
 """More tokens than any tree has: it is one message."""
@@ -67,3 +79,46 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
 def policy_name(decoding: DecodingConfig) -> str | None:
     """Name of the policy in results; None outside asynchronous mode."""
     return decoding.policy if decoding.mode == "asynchronous" else None
+
+
+def choose_schedule(
+    drafters: Sequence[str], decoding: DecodingConfig | None, drafter: str | None
+) -> tuple[str | None, DecodingConfig]:
+    """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
+    check_kind("decoding", decoding, DecodingConfig)
+    name = next(iter(drafters), "") if drafter is None else drafter
+    if decoding is None:
+        mode: Mode = "asynchronous" if runs_ahead(name) else "synchronous"
+        decoding = DecodingConfig(mode=mode if drafters else "autoregressive")
+    if decoding.mode == "autoregressive":
+        return None, decoding
+    if not drafters:
+        raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
+    if name not in drafters:
+        raise ConfigError(f"drafter={name}: this engine has {', '.join(drafters)}{nearest(name, drafters)}")
+    check_runs_ahead(name, decoding)
+    return name, decoding
+
+
+def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
+    """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid."""
+    drafts_trees = CAPABILITIES.get(drafter or "", Capabilities()).tree
+    policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
+    is_synchronous = decoding.mode == "synchronous"
+    asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
+    if policy.fan_out > 1 and params.rule == "rejection":
+        allowed = f"whose draws no draft can foresee; allowed: {'tree=false' if is_synchronous else 'chain'}"
+        raise ConfigError(f"{asked}: not with sampling.acceptance=rejection, {allowed}")
+    if policy.fan_out > 1 and not drafts_trees:
+        raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {', '.join(kinds_with('tree'))}")
+    return policy
+
+
+def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
+    """Raise `ConfigError` for a missing reference, or a biased token that the model lacks."""
+    if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
+        needed = "the answer of plain decoding (`reference`), which sampling.acceptance=rejection leaves to chance"
+        raise ConfigError(f"drafter=synthetic: has to be told {needed}")
+    highest = max((token_id for token_id, _ in params.logit_bias), default=0)
+    if highest >= vocab_size:
+        raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")

@@ -16,8 +16,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
-from amusd.sampling.acceptance import Acceptance, accept_along
-from amusd.sampling.ratio_test import RatioTest
+from amusd.sampling.acceptance import Acceptance, RatioTest, accept_along
 from amusd.sampling.sampler import Level, SamplingState, SequenceSampler, samplers_of, scores_of
 from amusd.types import TopLogprobs
 

@@ -9,6 +9,8 @@ conditions (docs/sampling.md). q travels with its token, as a row of the tokens 
     n int32   token ids, ascending
     n float32 their probabilities, which sum to 1
 
+Neither draws nor verdicts are captured: distributions of candidates are known only after a pass.
+
 References: Leviathan, Kalman, Matias 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318
 """
@@ -21,10 +23,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from amusd.sampling.noise import Domain, code_of, counters, gumbel, key_of, uniform
+from amusd.sampling.noisy_scores import noisy_argmax
+from amusd.sampling.sampler import SequenceSampler
+from amusd.sampling.sampler_inputs import SamplerInputs, Words
 
 _ID, _PROBABILITY = np.dtype("<i4"), np.dtype("<f4")
 _ENTRY_BYTES = _ID.itemsize + _PROBABILITY.itemsize
 _SUM_TOLERANCE = 1e-3
+DRAFT_SUPPORT = 1024
+"""Most tokens of a draft's distribution."""
 
 
 # Equality
@@ -106,3 +117,94 @@ def unpack_row(data: bytes, token_id: int, vocab_size: int) -> ProbabilityRow:
     if row.of(token_id) <= 0:
         raise ValueError(f"a row under which its own token, {token_id}, is impossible")
     return row
+
+
+class DraftSampler(SequenceSampler):
+    """A draft's draws: each leaves the row that it was drawn from."""
+
+    domain = Domain.DRAFT
+    _rows: tuple[bytes, ...] = ()
+
+    def take_rows(self) -> tuple[bytes, ...]:
+        """The rows of what was drawn since the last call."""
+        rows, self._rows = self._rows, ()
+        return rows
+
+    def draw(self, logits: Tensor, words: Words) -> int:
+        """The column drawn from `logits` [1, columns]."""
+        inputs = self.state.send(torch.from_numpy(words))
+        best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
+        columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
+        scores, ids = bits.view(np.float64), self.state.ids[columns]
+        noise = gumbel(counters(code_of(ids).astype(np.uint32), int(SamplerInputs.of(words).key[0])))
+        weights = np.exp(scores - scores[0])
+        probabilities = (weights / weights.sum()).astype(np.float32)
+        able = np.flatnonzero(probabilities)
+        able = able[np.argsort(ids[able])]
+        self._rows += (pack_row(ProbabilityRow(ids[able], probabilities[able])),)
+        return int(columns[(scores + noise).argmax()])
+
+
+class RatioTest(SequenceSampler):
+    """The target's verdicts: a candidate is kept with probability min(1, p / q), see `acceptance.py`."""
+
+    domain = Domain.RESAMPLE
+
+    def accept(
+        self, logits: Tensor, start: int, words: Words, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
+    ) -> Acceptance:
+        """The tokens that a pass whose first token is at `start` commits.
+
+        `logits` [rows, columns]; `words`: of `rows`; `judged`: the candidates, one late one included.
+        """
+        words = np.concatenate((words, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
+        inputs = self.state.send(torch.from_numpy(words))
+        at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU looks no further than it has to
+        token_ids: list[int] = []
+        for rows in zip(torch.split(logits, at_once), torch.split(inputs, at_once), strict=True):
+            for is_kept, recovered in self.state.fetch(self._verdicts(*rows)).tolist():
+                if not is_kept:
+                    return Acceptance((*token_ids, recovered), len(token_ids))
+                token_ids.append(judged[len(token_ids)])
+        return Acceptance(tuple(token_ids), len(token_ids))
+
+    def _facts(
+        self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
+    ) -> npt.NDArray[np.float64]:
+        """[rows, 2 + 2 n]: the candidate, the least p that keeps it, and the n tokens and probabilities of q."""
+        most = max((len(row.token_ids) for row in drawn_from), default=1)
+        facts = np.zeros((number, 2 + 2 * most))
+        facts[:, 1] = np.inf  # without a candidate none is kept
+        for row, (candidate, q) in enumerate(zip(judged, drawn_from, strict=True)):
+            least = uniform(key_of(self.distribution.seed, start + 1 + row, Domain.ACCEPT)) * q.of(candidate)
+            facts[row, :2] = candidate, least
+            facts[row, 2 : 2 + len(q.token_ids)] = q.token_ids
+            facts[row, 2 + most : 2 + most + len(q.token_ids)] = q.probabilities
+        return facts
+
+    def _verdicts(self, logits: Tensor, inputs: Tensor) -> Tensor:
+        """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: words and facts."""
+        words, facts = inputs[:, : self.sampler.num_inputs], inputs[:, self.sampler.num_inputs :].view(torch.float64)
+        most = facts.shape[1] // 2 - 1
+        candidates, least, ids, q_probs = torch.split(facts, [1, 1, most, most], 1)
+        p = _shaped(self, logits, words).double().softmax(1)
+        is_kept = least < p.gather(1, candidates.long())
+        excess = residual(p, ids.long(), q_probs).log().float()
+        temperature = torch.ones(len(p), device=p.device)  # which is in p already
+        recovered = noisy_argmax(excess, self.state.codes, SamplerInputs.of(words).key, temperature)
+        return torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1)
+
+
+def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
+    """[rows, columns]: the excess of p [rows, columns] over q, not normalised; p itself where both are equal.
+
+    `ids` int64 and `q_probs` [rows, n]: the tokens that could be drawn; 0 for padding.
+    """
+    left = p.scatter_add(1, ids, -q_probs).clamp_(min=0)
+    return torch.where(left.any(1, keepdim=True), left, p)
+
+
+def _shaped(sampler: SequenceSampler, logits: Tensor, words: Tensor) -> Tensor:
+    """float32 [rows, columns]: processed logits, divided by the temperature."""
+    scores: Tensor = sampler.sampler.shaped(logits.float(), words) / SamplerInputs.of(words).temperature.unsqueeze(1)
+    return scores

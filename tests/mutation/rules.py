@@ -455,12 +455,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a row without bias has that of its slot": ("sequence if level > Level.FILTERED else None", "sequence"),
         "the least likely are reported first": ("pair: (-pair[1], pair[0])", "pair: (pair[1], pair[0])"),
     },
-    ("amusd/sampling/ratio_test.py", "tests/sampling/test_rejection.py"): {
+    ("amusd/sampling/acceptance.py", "tests/sampling/test_rejection.py"): {
         "a candidate is judged by the draft's chance alone": (" * q.of(candidate)\n", "\n"),
         "a row is not what was drawn from": ("(weights / weights.sum())", "(np.ones(len(weights)) / len(weights))"),
         "what takes a candidate's place is drawn from the target's whole row": ("=True), left, p)", "=True), p, p)"),
     },
-    ("amusd/sampling/ratio_test.py", "tests/fake_cuda/test_waits.py"): {
+    ("amusd/sampling/acceptance.py", "tests/fake_cuda/test_waits.py"): {
         "verdicts are waited for without a deadline": (
             "self.state.fetch(self._verdicts(*rows))",
             "self._verdicts(*rows)",

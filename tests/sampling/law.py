@@ -25,8 +25,7 @@ from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.rollback import RollbackManager, propose
-from amusd.sampling.acceptance import unpack_rows
-from amusd.sampling.ratio_test import RatioTest
+from amusd.sampling.acceptance import RatioTest, unpack_rows
 from amusd.sampling.sampler import SamplingState
 
 VOCAB_SIZE = 5

@@ -18,8 +18,7 @@ from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.protocol.messages import Candidate
-from amusd.sampling.acceptance import ProbabilityRow, certain, pack_row, unpack_row
-from amusd.sampling.ratio_test import RatioTest, residual
+from amusd.sampling.acceptance import ProbabilityRow, RatioTest, certain, pack_row, residual, unpack_row
 from amusd.sampling.sampler import SamplingState
 
 FEW = 1_500
