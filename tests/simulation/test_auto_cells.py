@@ -47,6 +47,7 @@ def share_of_best(costs: Costs, accept: float) -> float:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stalls", [False, True])
 def test_auto_reaches_the_best_fixed_schedule(stalls: bool) -> None:
     shares = [
@@ -60,6 +61,7 @@ def test_auto_reaches_the_best_fixed_schedule(stalls: bool) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("accept", [0.5, 0.6, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize("costs", [(33, 2.4, 3.0, 0.20), (33, 2.7, 2.9, 0.10), (5.4, 1.26, 1.26, 0.02)])
 def test_auto_reaches_it_with_measured_costs(costs: tuple[float, float, float, float], accept: float) -> None:
