@@ -9,18 +9,17 @@ from __future__ import annotations
 import statistics
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from amusd.commands.latency import LONG, measure_one_way
-from amusd.commands.neighbour import Neighbour
-from amusd.config import DecodingConfig, HardwareConfig, RunConfig, TransportConfig
-from amusd.console import Console, table
+from amusd.commands.job import Job
+from amusd.commands.other_worker import LONG, Works, measure_one_way, neighbour
+from amusd.config import DecodingConfig, EngineConfig, HardwareConfig, TransportConfig
+from amusd.console import table
 from amusd.drafters.base import Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter
@@ -49,62 +48,70 @@ DRAFT_STEPS = 8
 NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
-Work = Callable[[], object]
+Work: TypeAlias = Callable[[], object]
+Figure: TypeAlias = tuple[str, float, float, float]
+"""A line of the report: milliseconds alone, beside the other worker, and at least."""
 
 
-def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
+def run(job: Job) -> int:
     """Measure links, then models in this process, whose threads are set. Returns the exit code.
 
     Raises `ConfigError` for what cannot be measured.
     """
-    engine = config.engine(max_num_seqs=1)
+    engine = job.config.engine(max_num_seqs=1)
     warn_of_sharing(engine)
     engine = replace(engine, hardware=settle_devices(engine))
     logger.info("messages over each link")
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")
-    cores = allowed_cores()
-    if device == "cpu":
-        pin_to(cores_for("target", cores, engine.hardware))
     drafts: dict[str, CachedModel] = {}
-    for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
-        model, _ = load_draft_model(drafter, engine, draft_device)
-        assert isinstance(model, CachedModel)
-        drafts[drafter.kind] = model
-        logger.info(f"draft: {describe_drafter(drafter, engine, draft_device)}")
-    target, tokenizer = load_target(engine, device)
-    generate = None
-    if config.hardware.synthetic is None:  # random weights have no checkpoint
-        path = str(find_checkpoint(model_path(engine.target)))
-        generate = load_transformers(path, target_dtype(engine, device), device)
-        if generate is None:
-            logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
-    prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
-    with Neighbour(draft_device, cores_for("draft", cores, engine.hardware)) as neighbour:
-        result = {
-            **measure_models(target, drafts, generate, prompt, neighbour),
-            "transport": transport,
-            "complete": True,
-            "environment": read_json(run_directory / "environment.json"),
-        }
-    console.conclude(result, bench_text(result), run_directory)
-    return 0
+    with beside(engine) as works:
+        for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
+            model, _ = load_draft_model(drafter, engine, draft_device)
+            assert isinstance(model, CachedModel)
+            drafts[drafter.kind] = model
+            logger.info(f"draft: {describe_drafter(drafter, engine, draft_device)}")
+        target, tokenizer = load_target(engine, device)
+        generate = None
+        if engine.hardware.synthetic is None:  # random weights have no checkpoint
+            path = str(find_checkpoint(model_path(engine.target)))
+            generate = load_transformers(path, target_dtype(engine, device), device)
+            if generate is None:
+                logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
+        prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
+        result = measure_models(target, drafts, generate, prompt, works)
+    result |= {"transport": transport, "complete": True}
+    result["environment"] = read_json(job.folder / "environment.json")
+    return job.conclude(result, bench_text(result))
+
+
+@contextmanager
+def beside(engine: EngineConfig) -> Iterator[Works]:
+    """As `neighbour`, on the draft's device and cores, while this process runs on the target's."""
+    allowed = allowed_cores()
+    if device_of(engine, "target") == "cpu":
+        pin_to(cores_for("target", allowed, engine.hardware))
+    with neighbour(device_of(engine, "draft"), cores_for("draft", allowed, engine.hardware)) as works:
+        yield works
+    pin_to(set(allowed))
 
 
 def measure_links(
     links: Mapping[Any, TransportConfig], hardware: HardwareConfig, num_messages: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and one-way times of each link, or why it does not work here (`unavailable`)."""
-    cores = [cores_for(role, allowed_cores(), hardware) for role in ("target", "draft")]
+    allowed = allowed_cores()
+    measure = partial(measure_one_way, num_messages=num_messages, cores=cores_for("draft", allowed, hardware))
+    pin_to(cores_for("target", allowed, hardware))
     for name, link in links.items():
         try:
-            measure = partial(measure_one_way, link, num_messages=num_messages, cores=(cores[0], cores[1]))
-            taken = dict(zip(("one_way_us_p50", "one_way_us_p99"), measure(), strict=True))
+            taken = dict(zip(("one_way_us_p50", "one_way_us_p99"), measure(link), strict=True))
             if link.kind == "nccl":  # which carries no short message
-                taken["long_one_way_us_p50"] = measure(message=LONG)[0]
+                taken["long_one_way_us_p50"] = measure(link, message=LONG)[0]
             yield name, taken
         except (ConfigError, PeerLostError) as error:  # noqa: PERF203 - a link takes seconds
             yield name, {"unavailable": str(error)}
+    pin_to(set(allowed))
 
 
 def measure_models(
@@ -112,7 +119,7 @@ def measure_models(
     drafts: Mapping[str, CachedModel],
     generate: Callable[[Sequence[int], int], object] | None,
     prompt: Sequence[int],
-    neighbour: Neighbour,
+    works: Works,
 ) -> dict[str, Any]:
     """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
     bandwidth = read_bandwidth(str(target.device))
@@ -123,11 +130,11 @@ def measure_models(
         work[name] = _steps(model, prompt, DRAFT_STEPS)
         drafter = ModelTreeDrafter(model, NgramCache())
         work |= {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
-    alone, beside = time_in_turns(work, neighbour)
+    alone, beside = time_in_turns(work, nullcontext, works)
     others = {"plain": _steps(target, prompt, NUM_TOKENS)}
     if generate is not None:
         others |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
-    ms, _ = time_in_turns(others)
+    [ms] = time_in_turns(others, nullcontext)
 
     def floor(model: CachedModel) -> dict[str, float]:
         return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
@@ -143,6 +150,7 @@ def measure_models(
             "forward_ms": by_width(alone),
             "beside_ms": by_width(beside),
             "forward_ms_fixed": alone["fixed"],
+            "beside_ms_fixed": beside["fixed"],
             "bandwidth_gb_s": bandwidth,
             "ms_per_token": ms["plain"] / NUM_TOKENS,
         },
@@ -160,24 +168,17 @@ def measure_models(
     }
 
 
-def time_in_turns(
-    work: Mapping[str, Work], neighbour: Neighbour | None = None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Median milliseconds of each piece of work, which waits for its device: alone, and while the neighbour works."""
-    alone: dict[str, list[float]] = {name: [] for name in work}
-    beside: dict[str, list[float]] = {name: [] for name in work}
+def time_in_turns(work: Mapping[str, Work], *surroundings: Works) -> list[dict[str, float]]:
+    """Median milliseconds of each piece of work, which waits for its device, in each of these surroundings."""
+    taken = [{name: list[float]() for name in work} for _ in surroundings]
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
         show_progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
-        for times in (alone, beside) if neighbour is not None else (alone,):
-            with neighbour.works() if times is beside and neighbour is not None else nullcontext():
+        for times, surround in zip(taken, surroundings, strict=True):
+            with surround():
                 for name, run in work.items():
                     times[name].append(1000 * timeit.timeit(run, number=1))
     end_progress()
-    medians = [
-        {name: statistics.median(taken[WARM_UP_ROUNDS:]) for name, taken in times.items() if taken}
-        for times in (alone, beside)
-    ]
-    return medians[0], medians[1]
+    return [{name: statistics.median(own[WARM_UP_ROUNDS:]) for name, own in times.items()} for times in taken]
 
 
 def read_bandwidth(device: str) -> float:
@@ -210,22 +211,17 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
 def bench_text(document: dict[str, Any]) -> str:
     """The report as tables, each figure beside its floor or its peer."""
     target, peer_ms = document["target"], document["peer"]["hf_generate_ms_per_token"]
-    floor = target["floor_ms"]
     figures = [
-        (f"target, {width} rows", ms, target["beside_ms"][width], floor) for width, ms in target["forward_ms"].items()
+        *_figures("target", target["forward_ms"], target["beside_ms"], target["floor_ms"]),
+        ("target, fixed width", target["forward_ms_fixed"], target["beside_ms_fixed"], target["floor_ms"]),
     ]
-    figures.append(("target, fixed width", target["forward_ms_fixed"], None, floor))
     for name, step in document["draft"].items():
         figures.append((f"draft step, {name}", step["step_ms"], step["step_beside_ms"], step["floor_ms"]))
-        figures += [
-            (f"draft step, {name}, tree, {width} rows", ms, step["tree_beside_ms"][width], step["floor_ms"])
-            for width, ms in step["tree_ms"].items()
-        ]
+        figures += _figures(f"draft step, {name}, tree", step["tree_ms"], step["tree_beside_ms"], step["floor_ms"])
     passes = [
-        (name, f"{ms:.2f}", "-" if beside is None else f"{beside:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}")
-        for name, ms, beside, floor in figures
+        (name, *(f"{figure:.2f}" for figure in (ms, beside, floor, ms / floor))) for name, ms, beside, floor in figures
     ]
-    slower = statistics.median(beside / ms for _, ms, beside, _ in figures if beside is not None)
+    slower = statistics.median(beside / ms for _, ms, beside, _ in figures)
     plain = [("amusd", target["ms_per_token"])] + ([] if peer_ms is None else [("transformers.generate", peer_ms)])
     links = [
         (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
@@ -240,6 +236,10 @@ def bench_text(document: dict[str, Any]) -> str:
         table(("link", "one way us p50", "p99"), links),
     ]
     return "\n\n".join(parts)
+
+
+def _figures(name: str, alone: Mapping[str, float], beside: Mapping[str, float], floor: float) -> list[Figure]:
+    return [(f"{name}, {width} rows", ms, beside[width], floor) for width, ms in alone.items()]
 
 
 def one_pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:

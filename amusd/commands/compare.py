@@ -15,18 +15,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from amusd.answer import Generation
-from amusd.commands.contestants import Contestant, contestants_of, first_gap, ms_per_token, quartiles, with_the_best
-from amusd.commands.generate import Done, encoded, in_flight, scripts_of
-from amusd.commands.tables import advice, rows_table
+from amusd.commands import plots
+from amusd.commands.generate import Encoded, encoded, in_flight, scripts_of
+from amusd.commands.job import Done, Job
+from amusd.commands.tables import Contestant, advice, contestants_of, rows_table
 from amusd.config import RunConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import ANSWERS_FILE, RESULT_FILE, read_json, write_json, write_whole
 from amusd.logs import end_progress, logger, show_progress
+from amusd.models.passes import Rows
 from amusd.tracing.metrics import total
 from amusd.workload import WorkloadPrompt
 
@@ -39,16 +40,25 @@ _ALONE = ("target_idle_fraction", "draft_idle_fraction")
 """Columns that are shown for several answers at a time, and for one."""
 
 
-def compare(config: RunConfig, engine: Engine, prompts: list[WorkloadPrompt], folder: Path) -> Done:
+def run(job: Job) -> int:
+    """Compare, and draw a figure; return the exit code."""
+    return job.answer(compare)
+
+
+def compare(job: Job, engine: Engine) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
-    comparison = Comparison(engine, config, contestants_of(config))
+    comparison, folder = Comparison(engine, job.config, contestants_of(job.config)), job.folder
 
     def keep_answers() -> None:
         lines = (json.dumps(record) + "\n" for record in comparison.records())
         write_whole(folder / ANSWERS_FILE, "".join(lines))
 
+    def notes() -> Iterator[str]:
+        yield from comparison.refused
+        yield plots.write(lambda: plots.draw_comparison(rows), folder, "comparison")  # once the result is kept
+
     try:
-        for _ in comparison.turns(prompts):
+        for _ in comparison.turns(job.prompts):
             with suppress(ConfigError):  # what cannot be written is said at the end
                 keep_answers()
     except BaseException:
@@ -66,7 +76,7 @@ def compare(config: RunConfig, engine: Engine, prompts: list[WorkloadPrompt], fo
     advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     shown = rows_table(rows, ["wasted_draft_fraction", *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
-    return result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), comparison.refused
+    return result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), notes()
 
 
 @dataclass
@@ -76,8 +86,7 @@ class Comparison:
     engine: Engine
     config: RunConfig
     contestants: list[Contestant]
-    prompts: list[WorkloadPrompt] = field(default_factory=list)
-    encoded: list[tuple[int, ...]] = field(default_factory=list)
+    prompts: list[Encoded] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     computes_gaps: bool = True
     """Whether rows tell by how much the target prefers its own token where answers part."""
@@ -86,16 +95,19 @@ class Comparison:
         self._script = scripts_of(self.engine)
 
     @property
+    def plain(self) -> Contestant:
+        """Plain decoding of one answer at a time."""
+        return self.contestants[0]
+
+    @property
     def repeatable(self) -> bool:
         """Whether every mode should give the same answers; under the ratio test only their distribution is the same."""
         return self.config.sampling.rule != "rejection"
 
-    def turns(self, prompts: list[WorkloadPrompt]) -> Iterator[None]:
+    def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
         """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
         self._warm_up()
-        for prompt, token_ids in encoded(self.engine, self.config, prompts, self.refused):
-            self.prompts.append(prompt)
-            self.encoded.append(token_ids)
+        self.prompts = list(encoded(self.engine, self.config, prompts, self.refused))
         if not self.prompts:
             raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {self.refused[0]}")
         turns = list(self._turns())
@@ -104,26 +116,27 @@ class Comparison:
             answered = []
             for contestant in contestants:
                 self._wait_for_draft()
-                label = f"prompt {self.prompts[load[0]].number}: {contestant.name}"
-                show_progress(label, num_done, num_answers)
-                own = [self.encoded[place] for place in load]
-                answered.append((contestant, *self.answer(contestant, own, self.config.sampling)))
+                show_progress(f"prompt {load[0][0].number}: {contestant.name}", num_done, num_answers)
+                token_ids = [token_ids for _, token_ids in load]
+                answered.append((contestant, *self.answer(contestant, token_ids, self.config.sampling)))
                 num_done += len(load)
             for contestant, generations, seconds in answered:  # a turn counts as a whole
                 contestant.answers += generations
                 contestant.seconds += seconds
             yield
 
-    def _turns(self) -> Iterator[tuple[list[Contestant], list[int]]]:
-        """Contestants in order, and the places of the prompts that each answers, by batch size; one at a time first."""
-        number = len(self.prompts)
-        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
-            own = [contestant for contestant in self.contestants if contestant.batch_size == size]
-            places = [*range(number)] * -(-size // number)  # all of its places are taken
+    def _turns(self) -> Iterator[tuple[list[Contestant], list[Encoded]]]:
+        """Contestants in order, and the prompts that each answers, by batch size; one at a time first."""
+        for size, own in self._by_size():
+            load = self.prompts * -(-size // len(self.prompts))  # all of its places are taken
             step = 1 if size == 1 else LOAD_SIZE * size
-            for turn, start in enumerate(range(0, len(places), step)):
+            for turn, start in enumerate(range(0, len(load), step)):
                 first = turn % len(own)
-                yield [*own[first:], *own[:first]], places[start : start + step]
+                yield [*own[first:], *own[:first]], load[start : start + step]
+
+    def _by_size(self) -> Iterator[tuple[int, list[Contestant]]]:
+        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
+            yield size, [contestant for contestant in self.contestants if contestant.batch_size == size]
 
     def answer(
         self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
@@ -158,14 +171,8 @@ class Comparison:
     def _is_draft_away(self) -> bool:
         return self.engine.draft.presence == "away"
 
-    @property
-    def plain(self) -> Contestant:
-        """Plain decoding of one answer at a time."""
-        return self.contestants[0]
-
     def records(self) -> list[dict[str, Any]]:
         """Every answer, prompt by prompt, as `answers.jsonl` has it."""
-        number = len(self.prompts)
         return [
             {
                 "prompt": prompt.number,
@@ -180,16 +187,15 @@ class Comparison:
                 "accepted": answer.metrics.num_accepted,
                 "identical": answer.token_ids == self.plain.answers[place].token_ids if self.repeatable else None,
             }
-            for place, prompt in enumerate(self.prompts)
+            for place, (prompt, _) in enumerate(self.prompts)
             for contestant in self.contestants
-            for answer in contestant.answers[place::number]
+            for answer in contestant.answers[place :: len(self.prompts)]
         ]
 
     def rows(self) -> list[dict[str, Any]]:
         """The documented rows of what is measured, by batch size."""
         shown: list[dict[str, Any]] = []
-        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
-            own = [contestant for contestant in self.contestants if contestant.batch_size == size]
+        for _, own in self._by_size():
             if all(contestant.answers for contestant in own):
                 shown += with_the_best([self._row(contestant) for contestant in own])
         return shown
@@ -197,10 +203,13 @@ class Comparison:
     def _row(self, contestant: Contestant) -> dict[str, Any]:
         answers, is_alone = contestant.answers, contestant.batch_size == 1
         figures = total([answer.metrics for answer in answers]).as_dict()
-        ratios = []
+        median = quartiles = None
         if is_alone:
             pairs = zip(self.plain.answers, answers, strict=True)
             ratios = [ms_per_token(plain) / ms_per_token(answer) for plain, answer in pairs]
+            median = statistics.median(ratios)
+            if len(ratios) > 1 and contestant is not self.plain:
+                quartiles = statistics.quantiles(ratios, n=4, method="inclusive")[::2]
         else:
             figures["tokens_per_second"] = figures["num_tokens"] / contestant.seconds
             # the counts of one answer do not say what its batch mates had the workers do
@@ -212,8 +221,8 @@ class Comparison:
             "p99_inter_token_ms": figures["p99_inter_token_latency_ms"],
             "num_prompts": len(answers),
             **figures,
-            "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,
-            "speedup_quartiles": quartiles(ratios) if contestant is not self.plain else None,
+            "speedup_vs_autoregressive": median,
+            "speedup_quartiles": quartiles,
             "speedup_vs_best_synchronous": None,
             "num_devices": contestant.num_devices,
             "tokens_per_second_per_device": figures["tokens_per_second"] / contestant.num_devices,
@@ -222,11 +231,50 @@ class Comparison:
         }
 
     def _identity(self, contestant: Contestant) -> dict[str, Any]:
-        asked = zip(self.encoded, self.plain.answers, strict=False)
+        asked = itertools.cycle(zip(self.prompts, self.plain.answers, strict=False))
         gaps = [
-            first_gap(self.engine, prompt, plain.token_ids, answer.token_ids) if self.computes_gaps else None
-            for (prompt, plain), answer in zip(itertools.cycle(asked), contestant.answers, strict=False)
+            first_gap(self.engine, token_ids, plain.token_ids, answer.token_ids) if self.computes_gaps else None
+            for ((_, token_ids), plain), answer in zip(asked, contestant.answers, strict=False)
             if plain.token_ids != answer.token_ids
         ]
         number = len(contestant.answers)
         return {"num_prompts": number, "num_identical": number - len(gaps), "first_difference_gaps": gaps}
+
+
+def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Plain decoding, then for each drafter the best synchronous row and the asynchronous ones."""
+    plain, *others = rows
+    for row in rows:
+        if row["speedup_vs_autoregressive"] is None:
+            row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
+    yield plain
+    for drafter in dict.fromkeys(row["drafter"] for row in others):
+        own = [row for row in others if row["drafter"] == drafter]
+        blocks = [row for row in own if row["mode"] == "synchronous"]
+        best = max(blocks, key=lambda row: float(row["tokens_per_second"]), default=None)
+        if best is not None:
+            best["tuned"] = {
+                f"{row['num_speculative_tokens']}{' as a tree' if row['tree'] else ''}": row["tokens_per_second"]
+                for row in blocks
+            }
+            for row in own:
+                row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
+        yield from (row for row in own if row is best or row["mode"] != "synchronous")
+
+
+def ms_per_token(answer: Generation) -> float:
+    """The time of an answer, its prompt included."""
+    return answer.metrics.total_ns / 1e6 / answer.metrics.num_tokens
+
+
+def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
+    """Logit of the expected token less that of the found one, where two answers part; infinite if one only ends."""
+    place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        return float("inf")
+    prefix, model = (*prompt, *expected[:place]), engine.worker.model
+    with engine.turns.alone():
+        [cache] = model.new_caches(1, len(prefix))
+        model.prefill(prefix[:-1], cache)
+        logits = model.run([Rows(prefix[-1:], cache)])[0].logits[0]
+    return float(logits[expected[place]]) - float(logits[found[place]])

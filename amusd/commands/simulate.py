@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.job import Job
 from amusd.commands.tables import advice, row_name, rows_table, settings_of
 from amusd.config import DecodingConfig, RunConfig
-from amusd.console import Console
 from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
 from amusd.logs import end_progress, show_progress
@@ -33,11 +33,10 @@ Measured on the embedded draft: eight nodes take 1.4 times one.
 """
 
 
-def run_simulate(config: RunConfig, run_directory: Path, console: Console) -> int:
-    """Predict, keep and show the result; returns the exit code. Raises `ConfigError` for missing inputs."""
-    result = simulate(config, simulator_of(config), run_directory / "events")
-    console.conclude(result, simulate_text(result), run_directory)
-    return 0
+def run(job: Job) -> int:
+    """Predict, keep and show the result; return the exit code. Raises `ConfigError` for missing inputs."""
+    result = simulate(job.config, simulator_of(job.config), job.folder / "events")
+    return job.conclude(result, simulate_text(result))
 
 
 def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> dict[str, Any]:

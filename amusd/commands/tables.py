@@ -1,14 +1,19 @@
-"""The rows of `compare` and `simulate` as text: their names, their columns, and the advice below them."""
+"""Ways to decode, and the rows of figures that `compare` and `simulate` make of them, as text."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from amusd.config import DecodingConfig
+from amusd.config import DecodingConfig, RunConfig
 from amusd.console import percent, table
 from amusd.policies.factory import policy_name
+from amusd.runtime.devices import devices_of
+
+if TYPE_CHECKING:
+    from amusd.answer import Generation
 
 Row = Mapping[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
@@ -38,6 +43,56 @@ def row_name(row: Row) -> str:
     settings = ", ".join(filter(None, (row.get("policy"), block, "" if wait is None else f"waits for {wait}")))
     mode = f"{row['mode']} ({settings})" if settings else row["mode"]
     return ", ".join(filter(None, (mode, row.get("drafter"), f"{size} at a time" if size > 1 else "")))
+
+
+@dataclass(eq=False)
+class Contestant:
+    """One way to decode, and its answers in the order of the prompts, which repeat if it needs more of them."""
+
+    decoding: DecodingConfig
+    drafter: str | None
+    batch_size: int = 1
+    num_devices: int = 1
+    answers: list[Generation] = field(default_factory=list)
+    seconds: float = 0.0
+    """In which the answers were made."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What names it in a row."""
+        return {**settings_of(self.decoding), "drafter": self.drafter, "batch_size": self.batch_size}
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return row_name(self.settings)
+
+
+def contestants_of(config: RunConfig) -> list[Contestant]:
+    """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policies.
+
+    `mode=synchronous` compares that mode with plain decoding, `mode=autoregressive` only measures it. Repeated for each
+    batch size; plain decoding of one answer at a time comes first.
+    """
+    decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
+    plain = replace(decoding, mode="autoregressive")
+    found: list[tuple[DecodingConfig, str | None]] = [(plain, None)]
+    for drafter in config.engine().drafters:
+        has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
+        found += [
+            (replace(decoding, mode="synchronous", num_speculative_tokens=length, tree=is_tree), drafter.kind)
+            for is_tree in dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
+            for length in config.synchronous_lengths()
+        ]
+        policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
+        found += [(replace(decoding, policy=policy), drafter.kind) for policy in policies]
+    sized = dict.fromkeys([(plain, None, 1), *((*one, size) for size in config.compare.batch_sizes for one in found)])
+    return [Contestant(*one, num_devices=count_devices(devices if one[1] else devices[:-1])) for one in sized]
+
+
+def count_devices(devices: Sequence[str]) -> int:
+    """Number of devices: each GPU counts once, and a CPU for each rank (its cores)."""
+    return len({*devices} - {"cpu"}) + devices.count("cpu")
 
 
 class Column(NamedTuple):
@@ -72,20 +127,19 @@ COLUMNS = (
 )
 
 
-def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Mapping[str, str] | None = None) -> str:
+def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequence[Row] = ()) -> str:
     """A table of the columns in which any row has a figure, without `hidden` ones, and a legend of their meanings.
 
-    `leading`: heading and name of columns before these.
+    `leading`: for each row headings and values of columns before these.
     """
-    before = leading or {}
     shown = [column for column in COLUMNS if column.name not in hidden and any(map(column.text, rows))]
     lines = [
-        (*(str(row[name]) for name in before.values()), row_name(row), *(column.text(row) for column in shown))
-        for row in rows
+        (*map(str, before.values()), row_name(row), *(column.text(row) for column in shown))
+        for before, row in zip(leading or [{}] * len(rows), rows, strict=True)
     ]
+    header = (*next(iter(leading), {}), "mode", *(column.heading for column in shown))
     meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in shown if column.meaning)
-    legend = textwrap.fill(meanings, LEGEND_WIDTH)
-    return f"{table((*before, 'mode', *(column.heading for column in shown)), lines)}\n\n{legend}"
+    return f"{table(header, lines)}\n\n{textwrap.fill(meanings, LEGEND_WIDTH)}"
 
 
 def advice(rows: Sequence[Row]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amusd.commands.compare import Comparison
-from amusd.commands.contestants import contestants_of
+from amusd.commands.tables import contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.engine import Engine
 from amusd.runtime.draft_process import DraftProcess

@@ -11,7 +11,7 @@ import torch
 from models import tiny
 
 from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
-from amusd.commands.neighbour import Neighbour
+from amusd.commands.other_worker import neighbour
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel, extend
@@ -43,8 +43,8 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     monkeypatch.setattr("amusd.commands.bench.NUM_ROUNDS", 2)
     generate = load_transformers(str(checkpoint), "float32", "cpu")
     draft = CachedModel(model.network, replace(model.options, numerics=Numerics(width=16, fixed=False)), 128)
-    with Neighbour("cpu", set()) as neighbour:
-        document = measure_models(model, {"hf": draft}, generate, PROMPT, neighbour)
+    with neighbour("cpu", set()) as works:
+        document = measure_models(model, {"hf": draft}, generate, PROMPT, works)
     taken = dict(measure_links(links, HardwareConfig(), 50))
     assert 0 < taken["zeromq"]["one_way_us_p50"] <= taken["zeromq"]["one_way_us_p99"]
     assert "port" in taken["shared_memory"]["unavailable"]

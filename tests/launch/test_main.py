@@ -11,7 +11,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import amusd
-from launch.main import COMMANDS, main
+from launch.commands import COMMANDS
+from launch.main import main
 from tests.launch.processes import run
 
 MISTAKES = [
@@ -36,8 +37,11 @@ MISTAKES = [
     (["bench", "hardware.num_threads=2147483647"], "hardware.num_threads=2147483647: this machine has "),
     (["simulate", "accept=0.8"], "accept=0.8: only allowed with drafter=synthetic, or to simulate, with verify_ms"),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
-    (["keys"], "keys: name the folder to write, and nothing else: amusd keys FOLDER"),
-    (["trace", "run", "sequence=one"], "trace: name the folder of a run"),
+    (["keys"], "keys: name one folder, and nothing else: amusd keys FOLDER"),
+    (
+        ["trace", "run", "sequence=1", "x=2"],
+        "trace: name one folder, and nothing else: amusd trace RUN_DIR",
+    ),
     (["trace", "/proc/nowhere"], "/proc/nowhere/events: hold no answer; is it a run directory"),
 ]
 
@@ -108,9 +112,9 @@ def test_the_doctor_is_called_with_and_without_options_of_hydra_and_leaves_no_fo
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("amusd.commands.doctor.run_doctor", run_doctor := Mock(return_value=2))
+    monkeypatch.setattr("amusd.commands.doctor.run", doctor := Mock(return_value=2))
     assert main(["doctor", *options]) == 2
-    run_doctor.assert_called_once()
+    doctor.assert_called_once()
     assert list(tmp_path.glob("runs/*")) == []
 
 
