@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,9 +48,15 @@ DRAFT_STEPS = 8
 NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
-Work: TypeAlias = Callable[[], object]
-Figure: TypeAlias = tuple[str, float, float, float]
-"""A line of the report: milliseconds alone, beside the other worker, and at least."""
+_LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
+
+
+class Work(NamedTuple):
+    """Something that is timed."""
+
+    run: Callable[[], object]
+    num_steps: int = 1
+    """How often it does what a figure is of."""
 
 
 def run(job: Job) -> int:
@@ -79,10 +85,14 @@ def run(job: Job) -> int:
             if generate is None:
                 logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
         prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
-        result = measure_models(target, drafts, generate, prompt, works)
+        result, report = measure_models(target, drafts, generate, prompt, works)
     result |= {"transport": transport, "complete": True}
     result["environment"] = read_json(job.folder / "environment.json")
-    return job.conclude(result, bench_text(result))
+    links = [
+        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in _LINK_FIGURES))
+        for name, link in transport.items()
+    ]
+    return job.conclude(result, "\n\n".join([*report, table(("link", "one way us p50", "p99"), links)]))
 
 
 @contextmanager
@@ -105,7 +115,7 @@ def measure_links(
     pin_to(cores_for("target", allowed, hardware))
     for name, link in links.items():
         try:
-            taken = dict(zip(("one_way_us_p50", "one_way_us_p99"), measure(link), strict=True))
+            taken = dict(zip(_LINK_FIGURES, measure(link), strict=True))
             if link.kind == "nccl":  # which carries no short message
                 taken["long_one_way_us_p50"] = measure(link, message=LONG)[0]
             yield name, taken
@@ -120,52 +130,71 @@ def measure_models(
     generate: Callable[[Sequence[int], int], object] | None,
     prompt: Sequence[int],
     works: Works,
-) -> dict[str, Any]:
-    """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Figures of passes, draft steps and plain decoding, and parts of a report that shows them beside their floors.
+
+    `generate`: plain decoding by transformers.
+    """
     bandwidth = read_bandwidth(str(target.device))
     rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
     bucketed = replace(target, options=replace(target.options, numerics=rule))
-    work = {str(width): one_pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": one_pass(target, prompt, 1)}
+    work = {f"target, {width} rows": one_pass(bucketed, prompt, width) for width in WIDTHS}
+    work["target, fixed width"] = one_pass(target, prompt, 1)
+    floors = dict.fromkeys(work, target.weight_bytes / bandwidth / 1e6)
     for name, model in drafts.items():
-        work[name] = _steps(model, prompt, DRAFT_STEPS)
         drafter = ModelTreeDrafter(model, NgramCache())
-        work |= {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
+        steps = {f"draft step, {name}": _steps(model, prompt, DRAFT_STEPS)}
+        steps |= {f"draft step, {name}, tree, {width} rows": _tree_step(drafter, prompt, width) for width in WIDTHS}
+        work |= steps
+        floors |= dict.fromkeys(steps, model.weight_bytes / bandwidth / 1e6)
     alone, beside = time_in_turns(work, nullcontext, works)
-    others = {"plain": _steps(target, prompt, NUM_TOKENS)}
+    peers = {"amusd": _steps(target, prompt, NUM_TOKENS)}
     if generate is not None:
-        others |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
-    [ms] = time_in_turns(others, nullcontext)
+        peers |= {"first": Work(partial(generate, prompt, 1)), "all": Work(partial(generate, prompt, 1 + NUM_TOKENS))}
+    [plain] = time_in_turns(peers, nullcontext)
+    if generate is not None:
+        plain["transformers.generate"] = (plain.pop("all") - plain.pop("first")) / NUM_TOKENS
 
-    def floor(model: CachedModel) -> dict[str, float]:
-        return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
+    def by_width(ms: Mapping[str, float], name: str) -> dict[str, float]:
+        return {str(width): ms[f"{name}, {width} rows"] for width in WIDTHS}
 
-    def by_width(ms: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-        return {str(width): ms[f"{prefix}{width}"] for width in WIDTHS}
-
-    return {
+    figures = {
         "target": {
-            **floor(target),
+            "weight_bytes": target.weight_bytes,
+            "floor_ms": floors["target, fixed width"],
             "implementation": target.implementation,
             "context": len(prompt),
-            "forward_ms": by_width(alone),
-            "beside_ms": by_width(beside),
-            "forward_ms_fixed": alone["fixed"],
-            "beside_ms_fixed": beside["fixed"],
+            "forward_ms": by_width(alone, "target"),
+            "beside_ms": by_width(beside, "target"),
+            "forward_ms_fixed": alone["target, fixed width"],
             "bandwidth_gb_s": bandwidth,
-            "ms_per_token": ms["plain"] / NUM_TOKENS,
+            "ms_per_token": plain["amusd"],
         },
         "draft": {
             name: {
-                **floor(model),
-                "step_ms": alone[name] / DRAFT_STEPS,
-                "step_beside_ms": beside[name] / DRAFT_STEPS,
-                "tree_ms": by_width(alone, f"{name} "),
-                "tree_beside_ms": by_width(beside, f"{name} "),
+                "weight_bytes": model.weight_bytes,
+                "floor_ms": floors[f"draft step, {name}"],
+                "step_ms": alone[f"draft step, {name}"],
+                "step_beside_ms": beside[f"draft step, {name}"],
+                "tree_ms": by_width(alone, f"draft step, {name}, tree"),
+                "tree_beside_ms": by_width(beside, f"draft step, {name}, tree"),
             }
             for name, model in drafts.items()
         },
-        "peer": {"hf_generate_ms_per_token": None if generate is None else (ms["all"] - ms["first"]) / NUM_TOKENS},
+        "peer": {"hf_generate_ms_per_token": plain.get("transformers.generate")},
     }
+    slower = statistics.median(beside[name] / ms for name, ms in alone.items())
+    passes = [
+        (name, *(f"{figure:.2f}" for figure in (ms, beside[name], floors[name], ms / floors[name])))
+        for name, ms in alone.items()
+    ]
+    where = f"{len(prompt)} tokens of context; memory reads at {bandwidth:.1f} GB/s"
+    return figures, [
+        f"{where}; forward pass: {target.implementation}",
+        table(("pass", "ms", "beside the other worker", "floor ms", "x floor"), passes),
+        f"while the other worker computes, passes and steps take {slower:.2f} times as long",
+        table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain.items()]),
+    ]
 
 
 def time_in_turns(work: Mapping[str, Work], *surroundings: Works) -> list[dict[str, float]]:
@@ -175,8 +204,8 @@ def time_in_turns(work: Mapping[str, Work], *surroundings: Works) -> list[dict[s
         show_progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
         for times, surround in zip(taken, surroundings, strict=True):
             with surround():
-                for name, run in work.items():
-                    times[name].append(1000 * timeit.timeit(run, number=1))
+                for name, (run, num_steps) in work.items():
+                    times[name].append(1000 * timeit.timeit(run, number=1) / num_steps)
     end_progress()
     return [{name: statistics.median(own[WARM_UP_ROUNDS:]) for name, own in times.items()} for times in taken]
 
@@ -208,47 +237,13 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
     return generate
 
 
-def bench_text(document: dict[str, Any]) -> str:
-    """The report as tables, each figure beside its floor or its peer."""
-    target, peer_ms = document["target"], document["peer"]["hf_generate_ms_per_token"]
-    figures = [
-        *_figures("target", target["forward_ms"], target["beside_ms"], target["floor_ms"]),
-        ("target, fixed width", target["forward_ms_fixed"], target["beside_ms_fixed"], target["floor_ms"]),
-    ]
-    for name, step in document["draft"].items():
-        figures.append((f"draft step, {name}", step["step_ms"], step["step_beside_ms"], step["floor_ms"]))
-        figures += _figures(f"draft step, {name}, tree", step["tree_ms"], step["tree_beside_ms"], step["floor_ms"])
-    passes = [
-        (name, *(f"{figure:.2f}" for figure in (ms, beside, floor, ms / floor))) for name, ms, beside, floor in figures
-    ]
-    slower = statistics.median(beside / ms for _, ms, beside, _ in figures)
-    plain = [("amusd", target["ms_per_token"])] + ([] if peer_ms is None else [("transformers.generate", peer_ms)])
-    links = [
-        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
-        for name, link in document["transport"].items()
-    ]
-    where = f"{target['context']} tokens of context; memory reads at {target['bandwidth_gb_s']:.1f} GB/s"
-    parts = [
-        f"{where}; forward pass: {target['implementation']}",
-        table(("pass", "ms", "beside the other worker", "floor ms", "x floor"), passes),
-        f"while the other worker computes, passes and steps take {slower:.2f} times as long",
-        table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain]),
-        table(("link", "one way us p50", "p99"), links),
-    ]
-    return "\n\n".join(parts)
-
-
-def _figures(name: str, alone: Mapping[str, float], beside: Mapping[str, float], floor: float) -> list[Figure]:
-    return [(f"{name}, {width} rows", ms, beside[width], floor) for width, ms in alone.items()]
-
-
 def one_pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
     """A pass of the first `width` tokens of `prompt` behind all of it."""
-    return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
+    return Work(_behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose()))
 
 
 def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
-    return _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
+    return Work(_behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number)), number)
 
 
 def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> Work:
@@ -263,10 +258,12 @@ def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> 
         drafter.follow(Transition((), (), (), 0))  # which frees their slots
 
     root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)
-    return run
+    return Work(run)
 
 
-def _behind(prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]) -> Work:
+def _behind(
+    prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]
+) -> Callable[[], None]:
     cache = model.new_cache(len(prompt) + room)
     model.prefill(prompt, cache)
 

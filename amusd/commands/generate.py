@@ -161,7 +161,7 @@ def _summary(generation: Generation) -> str:
         counts = f"{figures['num_accepted_draft_tokens']} of {figures['num_draft_tokens']}"
         parts += [
             f"drafter {generation.drafter}: {counts} candidates accepted",
-            f"{figures['mean_acceptance_length']:.2f} tokens a pass",
+            f"{figures['tokens_per_verification']:.2f} tokens a pass",
             f"target idle {percent(figures['target_idle_fraction'])}",
             f"draft idle {percent(figures['draft_idle_fraction'])}",
         ]

@@ -100,7 +100,6 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
         # As in `compare`: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
         "speedup_vs_best_synchronous": None if decoding.mode == "autoregressive" else gain,
-        "tokens_per_verification": metrics["mean_acceptance_length"],
         **metrics,
         "draft_idle_fraction": outcome.draft_idle_fraction,
         "tokens_per_second": outcome.tokens_per_second,

@@ -22,7 +22,7 @@ KEPT = (
     "speedup_vs_autoregressive",
     "speedup_vs_best_synchronous",
     "acceptance_rate",
-    "mean_acceptance_length",
+    "tokens_per_verification",
     "target_idle_fraction",
     "draft_idle_fraction",
     "identical_to_autoregressive",
