@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from amusd.commands.job import Job
-from amusd.commands.other_worker import LONG, Works, measure_one_way, neighbour
+from amusd.commands.other_worker import LONG, Surrounding, measure_one_way, neighbour
 from amusd.config import DecodingConfig, EngineConfig, HardwareConfig, TransportConfig
 from amusd.console import table
 from amusd.drafters.base import Expansion
@@ -48,6 +48,8 @@ DRAFT_STEPS = 8
 NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
+Generate: TypeAlias = Callable[[Sequence[int], int], object]
+"""Plain decoding by transformers: a prompt, and the number of tokens."""
 _LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
 
 
@@ -55,8 +57,9 @@ class Work(NamedTuple):
     """Something that is timed."""
 
     run: Callable[[], object]
+    weight_bytes: int
+    """What a step of it reads at least."""
     num_steps: int = 1
-    """How often it does what a figure is of."""
 
 
 def run(job: Job) -> int:
@@ -71,7 +74,7 @@ def run(job: Job) -> int:
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")
     drafts: dict[str, CachedModel] = {}
-    with beside(engine) as works:
+    with beside(engine) as busy:
         for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
             model, _ = load_draft_model(drafter, engine, draft_device)
             assert isinstance(model, CachedModel)
@@ -85,7 +88,7 @@ def run(job: Job) -> int:
             if generate is None:
                 logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
         prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
-        result, report = measure_models(target, drafts, generate, prompt, works)
+        result, report = measure_models(target, drafts, generate, prompt, busy)
     result |= {"transport": transport, "complete": True}
     result["environment"] = read_json(job.folder / "environment.json")
     links = [
@@ -96,13 +99,13 @@ def run(job: Job) -> int:
 
 
 @contextmanager
-def beside(engine: EngineConfig) -> Iterator[Works]:
+def beside(engine: EngineConfig) -> Iterator[Surrounding]:
     """As `neighbour`, on the draft's device and cores, while this process runs on the target's."""
     allowed = allowed_cores()
     if device_of(engine, "target") == "cpu":
         pin_to(cores_for("target", allowed, engine.hardware))
-    with neighbour(device_of(engine, "draft"), cores_for("draft", allowed, engine.hardware)) as works:
-        yield works
+    with neighbour(device_of(engine, "draft"), cores_for("draft", allowed, engine.hardware)) as busy:
+        yield busy
     pin_to(set(allowed))
 
 
@@ -127,85 +130,101 @@ def measure_links(
 def measure_models(
     target: CachedModel,
     drafts: Mapping[str, CachedModel],
-    generate: Callable[[Sequence[int], int], object] | None,
+    generate: Generate | None,
     prompt: Sequence[int],
-    works: Works,
+    busy: Surrounding,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Figures of passes, draft steps and plain decoding, and parts of a report that shows them beside their floors.
+    """Figures of passes, draft steps and plain decoding, and parts of a report that shows them beside their floors."""
+    bandwidth, work = read_bandwidth(str(target.device)), dict(_passes_and_steps(target, drafts, prompt))
+    alone, slowed = time_in_turns(work, nullcontext, busy)
+    plain = time_plain_decoding(target, generate, prompt)
 
-    `generate`: plain decoding by transformers.
-    """
-    bandwidth = read_bandwidth(str(target.device))
-    rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
-    bucketed = replace(target, options=replace(target.options, numerics=rule))
-    work = {f"target, {width} rows": one_pass(bucketed, prompt, width) for width in WIDTHS}
-    work["target, fixed width"] = one_pass(target, prompt, 1)
-    floors = dict.fromkeys(work, target.weight_bytes / bandwidth / 1e6)
-    for name, model in drafts.items():
-        drafter = ModelTreeDrafter(model, NgramCache())
-        steps = {f"draft step, {name}": _steps(model, prompt, DRAFT_STEPS)}
-        steps |= {f"draft step, {name}, tree, {width} rows": _tree_step(drafter, prompt, width) for width in WIDTHS}
-        work |= steps
-        floors |= dict.fromkeys(steps, model.weight_bytes / bandwidth / 1e6)
-    alone, beside = time_in_turns(work, nullcontext, works)
-    peers = {"amusd": _steps(target, prompt, NUM_TOKENS)}
-    if generate is not None:
-        peers |= {"first": Work(partial(generate, prompt, 1)), "all": Work(partial(generate, prompt, 1 + NUM_TOKENS))}
-    [plain] = time_in_turns(peers, nullcontext)
-    if generate is not None:
-        plain["transformers.generate"] = (plain.pop("all") - plain.pop("first")) / NUM_TOKENS
+    def figures_of(model: CachedModel) -> dict[str, Any]:
+        return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
 
     def by_width(ms: Mapping[str, float], name: str) -> dict[str, float]:
         return {str(width): ms[f"{name}, {width} rows"] for width in WIDTHS}
 
     figures = {
         "target": {
-            "weight_bytes": target.weight_bytes,
-            "floor_ms": floors["target, fixed width"],
+            **figures_of(target),
             "implementation": target.implementation,
             "context": len(prompt),
             "forward_ms": by_width(alone, "target"),
-            "beside_ms": by_width(beside, "target"),
+            "beside_ms": by_width(slowed, "target"),
             "forward_ms_fixed": alone["target, fixed width"],
             "bandwidth_gb_s": bandwidth,
             "ms_per_token": plain["amusd"],
         },
         "draft": {
             name: {
-                "weight_bytes": model.weight_bytes,
-                "floor_ms": floors[f"draft step, {name}"],
+                **figures_of(model),
                 "step_ms": alone[f"draft step, {name}"],
-                "step_beside_ms": beside[f"draft step, {name}"],
+                "step_beside_ms": slowed[f"draft step, {name}"],
                 "tree_ms": by_width(alone, f"draft step, {name}, tree"),
-                "tree_beside_ms": by_width(beside, f"draft step, {name}, tree"),
+                "tree_beside_ms": by_width(slowed, f"draft step, {name}, tree"),
             }
             for name, model in drafts.items()
         },
         "peer": {"hf_generate_ms_per_token": plain.get("transformers.generate")},
     }
-    slower = statistics.median(beside[name] / ms for name, ms in alone.items())
-    passes = [
-        (name, *(f"{figure:.2f}" for figure in (ms, beside[name], floors[name], ms / floors[name])))
-        for name, ms in alone.items()
-    ]
     where = f"{len(prompt)} tokens of context; memory reads at {bandwidth:.1f} GB/s"
     return figures, [
         f"{where}; forward pass: {target.implementation}",
-        table(("pass", "ms", "beside the other worker", "floor ms", "x floor"), passes),
-        f"while the other worker computes, passes and steps take {slower:.2f} times as long",
+        *passes_text(work, alone, slowed, bandwidth),
         table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain.items()]),
     ]
 
 
-def time_in_turns(work: Mapping[str, Work], *surroundings: Works) -> list[dict[str, float]]:
+def _passes_and_steps(
+    target: CachedModel, drafts: Mapping[str, CachedModel], prompt: Sequence[int]
+) -> Iterator[tuple[str, Work]]:
+    rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
+    bucketed = replace(target, options=replace(target.options, numerics=rule))
+    yield from ((f"target, {width} rows", one_pass(bucketed, prompt, width)) for width in WIDTHS)
+    yield "target, fixed width", one_pass(target, prompt, 1)
+    for name, model in drafts.items():
+        yield f"draft step, {name}", _steps(model, prompt, DRAFT_STEPS)
+        drafter = ModelTreeDrafter(model, NgramCache())
+        for width in WIDTHS:
+            yield f"draft step, {name}, tree, {width} rows", _tree_step(drafter, prompt, width)
+
+
+def time_plain_decoding(target: CachedModel, generate: Generate | None, prompt: Sequence[int]) -> dict[str, float]:
+    """Milliseconds per token of this package, and of transformers without the time of the prompt."""
+    work = {"amusd": _steps(target, prompt, NUM_TOKENS)}
+    if generate is None:
+        return time_in_turns(work, nullcontext)[0]
+    for name, number in (("first", 1), ("all", 1 + NUM_TOKENS)):
+        work[name] = Work(partial(generate, prompt, number), target.weight_bytes)
+    [ms] = time_in_turns(work, nullcontext)
+    return {"amusd": ms["amusd"], "transformers.generate": (ms["all"] - ms["first"]) / NUM_TOKENS}
+
+
+def passes_text(
+    work: Mapping[str, Work], alone: Mapping[str, float], slowed: Mapping[str, float], bandwidth: float
+) -> tuple[str, str]:
+    """A table of milliseconds beside their floors, and by how much the other worker slows them."""
+    lines = []
+    for name, ms in alone.items():
+        floor = work[name].weight_bytes / bandwidth / 1e6
+        lines.append((name, *(f"{figure:.2f}" for figure in (ms, slowed[name], floor, ms / floor))))
+    factor = statistics.median(slowed[name] / ms for name, ms in alone.items())
+    return (
+        table(("pass", "ms", "beside the other worker", "floor ms", "x floor"), lines),
+        f"while the other worker computes, passes and steps take {factor:.2f} times as long",
+    )
+
+
+def time_in_turns(work: Mapping[str, Work], *surroundings: Surrounding) -> list[dict[str, float]]:
     """Median milliseconds of each piece of work, which waits for its device, in each of these surroundings."""
     taken = [{name: list[float]() for name in work} for _ in surroundings]
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
         show_progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
         for times, surround in zip(taken, surroundings, strict=True):
             with surround():
-                for name, (run, num_steps) in work.items():
-                    times[name].append(1000 * timeit.timeit(run, number=1) / num_steps)
+                for name, own in work.items():
+                    times[name].append(1000 * timeit.timeit(own.run, number=1) / own.num_steps)
     end_progress()
     return [{name: statistics.median(own[WARM_UP_ROUNDS:]) for name, own in times.items()} for times in taken]
 
@@ -216,7 +235,7 @@ def read_bandwidth(device: str) -> float:
     return 4 * values.numel() / min(timeit.repeat(lambda: values.sum().item(), repeat=7, number=1)) / 1e9
 
 
-def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object] | None:
+def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
     """Return `generate(prompt, number)`: exactly `number` greedy tokens by stock transformers; None on a full GPU."""
     from transformers import AutoModelForCausalLM
 
@@ -239,11 +258,12 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
 
 def one_pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
     """A pass of the first `width` tokens of `prompt` behind all of it."""
-    return Work(_behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose()))
+    return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
 
 
 def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
-    return Work(_behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number)), number)
+    work = _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
+    return work._replace(num_steps=number)
 
 
 def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> Work:
@@ -258,12 +278,10 @@ def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> 
         drafter.follow(Transition((), (), (), 0))  # which frees their slots
 
     root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)
-    return Work(run)
+    return Work(run, drafter.model.weight_bytes)
 
 
-def _behind(
-    prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]
-) -> Callable[[], None]:
+def _behind(prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]) -> Work:
     cache = model.new_cache(len(prompt) + room)
     model.prefill(prompt, cache)
 
@@ -271,4 +289,4 @@ def _behind(
         cache.truncate(len(prompt))
         work(cache)
 
-    return run
+    return Work(run, model.weight_bytes)

@@ -107,7 +107,7 @@ class Comparison:
     def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
         """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
         self._warm_up()
-        self.prompts = list(encoded(self.engine, self.config, prompts, self.refused))
+        self.prompts = list(encoded(self.engine, prompts, self.refused, raw=self.config.workload.raw))
         if not self.prompts:
             raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {self.refused[0]}")
         turns = list(self._turns())

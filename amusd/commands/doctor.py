@@ -24,15 +24,7 @@ from amusd.models.self_test import measure_width_invariance
 from amusd.models.timed_dtype import settle_dtype
 from amusd.models.tokenizer import user_turn
 from amusd.runtime.cores import allowed_cores
-from amusd.runtime.devices import (
-    check_devices,
-    claim_device,
-    count_gpus,
-    devices_of,
-    free_bytes,
-    link_devices,
-    sharing,
-)
+from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
 from amusd.runtime.startup import cache_bytes
 from amusd.runtime.workers import check_ranks, check_workers
 from amusd.transport.factory import ON_ONE_MACHINE, listen
@@ -158,8 +150,8 @@ def _exactness(config: EngineConfig, model: CachedModel, prompt: Sequence[int]) 
 
 def _neighbour(config: EngineConfig, model: CachedModel, prompt: Sequence[int]) -> Finding:
     """By how much the draft's device slows a pass of the target while it computes."""
-    with beside(config) as works:
-        alone, slowed = (ms["pass"] for ms in time_in_turns({"pass": one_pass(model, prompt, 1)}, nullcontext, works))
+    with beside(config) as busy:
+        alone, slowed = (ms["pass"] for ms in time_in_turns({"pass": one_pass(model, prompt, 1)}, nullcontext, busy))
     text = f"a pass takes {alone:.1f} ms, and {slowed:.1f} while the draft's device computes"
     if slowed < _NOTICEABLE * alone:
         return "neighbour", True, f"{text}: running ahead costs the target little"

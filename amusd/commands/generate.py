@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from amusd.answer import Answer, Generation
 from amusd.commands.job import Done, Job
-from amusd.config import DecodingConfig, RunConfig, SamplingParams
+from amusd.config import DecodingConfig, SamplingParams
 from amusd.console import percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -63,7 +63,7 @@ def generate_file(job: Job, engine: Engine) -> Done:
     asked, refused = list[WorkloadPrompt](), list[str]()
 
     def submitted() -> Iterator[Answer]:
-        for prompt, token_ids in encoded(engine, config, prompts, refused):
+        for prompt, token_ids in encoded(engine, prompts, refused, raw=config.workload.raw):
             asked.append(prompt)
             reference = script(token_ids, config.sampling, decoding)
             yield engine.submit(token_ids, config.sampling, decoding=decoding, reference=reference)
@@ -112,13 +112,11 @@ def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
     return script
 
 
-def encoded(
-    engine: Engine, config: RunConfig, prompts: Sequence[WorkloadPrompt], refused: list[str]
-) -> Iterator[Encoded]:
+def encoded(engine: Engine, prompts: Sequence[WorkloadPrompt], refused: list[str], *, raw: bool) -> Iterator[Encoded]:
     """Prompts and their tokens. One that cannot be used is left out, with a line in `refused`."""
     for prompt in prompts:
         try:
-            yield prompt, engine.encode(prompt.turns, raw=config.workload.raw)
+            yield prompt, engine.encode(prompt.turns, raw=raw)
         except ConfigError as error:  # noqa: PERF203 - the others go on
             refused.append(f"prompt {prompt.number} was left out: {error}")
 

@@ -35,7 +35,8 @@ _SIZE = 4096
 """Rows and columns of the float32 weight, which no cache holds."""
 _WORK, _REST = b"w", b"r"
 
-Works: TypeAlias = Callable[[], AbstractContextManager[None]]
+Surrounding: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which something is timed."""
 
 
 def measure_one_way(
@@ -65,24 +66,24 @@ def measure_one_way(
 
 
 @contextmanager
-def neighbour(device: str, cores: AbstractSet[int]) -> Iterator[Works]:
-    """Start a process that rests on the other worker's device; yield `works`, a context in which it computes.
+def neighbour(device: str, cores: AbstractSet[int]) -> Iterator[Surrounding]:
+    """Start a process that rests on the other worker's device; yield `busy`, a context in which it computes.
 
-    `cores`: its own; empty: any. `works` raises `PeerLostError` when it has ended, or is silent for `READY_SECONDS`.
+    `cores`: its own; empty: any. `busy` raises `PeerLostError` when it has ended, or is silent for `READY_SECONDS`.
     """
     pipe = subprocess.PIPE
     with _started("compute", cores, device, stdin=pipe, stdout=pipe, bufsize=0) as process:
         orders, answers = process.stdin, process.stdout
 
         @contextmanager
-        def works() -> Iterator[None]:
+        def busy() -> Iterator[None]:
             orders.write(_WORK)
             if not select.select([answers], [], [], READY_SECONDS)[0] or not answers.read(1):
                 raise PeerLostError("the process beside which passes are timed does not compute")
             yield
             orders.write(_REST)
 
-        yield works
+        yield busy
 
 
 @contextmanager

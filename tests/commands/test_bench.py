@@ -43,8 +43,8 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     monkeypatch.setattr("amusd.commands.bench.NUM_ROUNDS", 2)
     generate = load_transformers(str(checkpoint), "float32", "cpu")
     draft = CachedModel(model.network, replace(model.options, numerics=Numerics(width=16, fixed=False)), 128)
-    with neighbour("cpu", set()) as works:
-        document, report = measure_models(model, {"hf": draft}, generate, PROMPT, works)
+    with neighbour("cpu", set()) as busy:
+        document, report = measure_models(model, {"hf": draft}, generate, PROMPT, busy)
     taken = dict(measure_links(links, HardwareConfig(), 50))
     assert 0 < taken["zeromq"]["one_way_us_p50"] <= taken["zeromq"]["one_way_us_p99"]
     assert "port" in taken["shared_memory"]["unavailable"]
