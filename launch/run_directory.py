@@ -32,12 +32,12 @@ SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are in numbered folders."""
 EVENTS_FOLDER = "events"
 _FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE, *MEASURED_FILES, *SHOWN_FILES)
+_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
 _HIDDEN = (
     *("tokens_per_second_per_device", "p50_inter_token_ms", "p99_inter_token_ms", "target_idle_fraction"),
     *("draft_idle_fraction", "wasted_draft_fraction", "identical_to_autoregressive"),
 )
 """Columns that the table of a sweep leaves out."""
-_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
 
 
 def new_folder() -> Path:

@@ -33,11 +33,11 @@ from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers of a load per place; at its end some places are free."""
+"""Answers of a load for each place of the batch. Towards the end of a load some places are empty."""
 LOOK_SECONDS = 0.1
 _IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
 _ALONE = ("target_idle_fraction", "draft_idle_fraction")
-"""Columns that are shown for several answers at a time, and for one."""
+"""Columns that are shown where answers are made several at a time, and those where one at a time."""
 
 
 def run(job: Job) -> int:

@@ -33,15 +33,15 @@ class Job:
     """Returns the engine of the last job if it has the same configuration."""
 
     def conclude(self, result: dict[str, Any], text: str, notes: Iterable[str] = ()) -> int:
-        """Write the result to `result.json` and show it, also where no file can take it; return the exit code."""
+        """Write the result to `result.json`, and show it even if that fails; return the exit code."""
         result["run_dir"] = str(self.folder)
         try:
             write_json(self.folder / RESULT_FILE, result)
         finally:
             self.console.text(text)
+            self.console.document(result)
             for line in notes:
                 logger.info("%s", line)
-            self.console.document(result)
         return 0
 
     def answer(self, work: Callable[[Job, Engine], Done]) -> int:

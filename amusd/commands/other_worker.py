@@ -44,9 +44,9 @@ def measure_one_way(
 ) -> tuple[float, float]:
     """The median and the 99th percentile of half a round trip in microseconds, encoding and decoding included.
 
-    The other process answers a candidate by a verdict, and others by the same. `cores`: its own; empty: any. Raises
-    `ConfigError` when the link does not work here, and `PeerLostError` when the process ends or is silent for
-    `ANSWER_SECONDS`.
+    The other process answers a candidate by a verdict, and any other message by itself. `cores`: those of the other
+    process; empty: any. Raises `ConfigError` when the link does not work here, and `PeerLostError` when the process
+    ends or is silent for `ANSWER_SECONDS`.
     """
 
     def wait() -> None:
