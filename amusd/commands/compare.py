@@ -2,7 +2,6 @@
 
 Contestants of a batch size take turns in rotating order, so that a drifting machine treats them alike. A turn is a
 prompt, or with several answers at a time (`compare.batch_sizes`) a load, whose speed is that of all answers together.
-
 A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost draft is waited for.
 """
 
@@ -21,13 +20,14 @@ from amusd.answer import Generation
 from amusd.commands import plots
 from amusd.commands.generate import Encoded, encoded, in_flight, scripts_of
 from amusd.commands.job import Done, Job
-from amusd.commands.tables import Contestant, advice, contestants_of, rows_table
-from amusd.config import RunConfig, SamplingParams
+from amusd.commands.tables import report, row_name, settings_of, with_the_best
+from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import ANSWERS_FILE, RESULT_FILE, read_json, write_json, write_whole
 from amusd.logs import end_progress, logger, show_progress
 from amusd.models.passes import Rows
+from amusd.runtime.devices import devices_of
 from amusd.tracing.metrics import total
 from amusd.workload import WorkloadPrompt
 
@@ -35,9 +35,6 @@ WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
 """Answers of a load for each place of the batch. Towards the end of a load some places are empty."""
 LOOK_SECONDS = 0.1
-_IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
-_ALONE = ("target_idle_fraction", "draft_idle_fraction")
-"""Columns that are shown where answers are made several at a time, and those where one at a time."""
 
 
 def run(job: Job) -> int:
@@ -72,11 +69,56 @@ def compare(job: Job, engine: Engine) -> Done:
     rows = comparison.rows()
     result = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
     result["environment"] = read_json(folder / "environment.json")
-    sizes = dict.fromkeys(row["batch_size"] for row in rows)
-    advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
-    lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
-    shown = rows_table(rows, ["wasted_draft_fraction", *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
-    return result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), notes()
+    return result, report(rows, ["wasted_draft_fraction"]), notes()
+
+
+@dataclass(eq=False)
+class Contestant:
+    """One way to decode, and its answers in the order of the prompts, which repeat if it needs more of them."""
+
+    decoding: DecodingConfig
+    drafter: str | None
+    batch_size: int = 1
+    num_devices: int = 1
+    answers: list[Generation] = field(default_factory=list)
+    seconds: float = 0.0
+    """In which the answers were made."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What names it in a row."""
+        return {**settings_of(self.decoding), "drafter": self.drafter, "batch_size": self.batch_size}
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return row_name(self.settings)
+
+
+def contestants_of(config: RunConfig) -> list[Contestant]:
+    """For each batch size plain decoding, then each drafter's synchronous lengths and asynchronous policies.
+
+    Plain decoding of one answer at a time comes first. `mode` names the only one to compare with plain decoding.
+    """
+    decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
+    plain = replace(decoding, mode="autoregressive")
+    found: list[tuple[DecodingConfig, str | None]] = [(plain, None)]
+    for drafter in config.engine().drafters:
+        has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
+        found += [
+            (replace(decoding, mode="synchronous", num_speculative_tokens=length, tree=is_tree), drafter.kind)
+            for is_tree in dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
+            for length in config.synchronous_lengths()
+        ]
+        policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
+        found += [(replace(decoding, policy=policy), drafter.kind) for policy in policies]
+    sized = dict.fromkeys([(plain, None, 1), *((*one, size) for size in config.compare.batch_sizes for one in found)])
+    return [Contestant(*one, num_devices=count_devices(devices if one[1] else devices[:-1])) for one in sized]
+
+
+def count_devices(devices: Sequence[str]) -> int:
+    """Number of devices: each GPU counts once, and a CPU for each rank (its cores)."""
+    return len({*devices} - {"cpu"}) + devices.count("cpu")
 
 
 @dataclass
@@ -117,8 +159,8 @@ class Comparison:
             for contestant in contestants:
                 self._wait_for_draft()
                 show_progress(f"prompt {load[0][0].number}: {contestant.name}", num_done, num_answers)
-                token_ids = [token_ids for _, token_ids in load]
-                answered.append((contestant, *self.answer(contestant, token_ids, self.config.sampling)))
+                own = [token_ids for _, token_ids in load]
+                answered.append((contestant, *self.answer(contestant, own, self.config.sampling)))
                 num_done += len(load)
             for contestant, generations, seconds in answered:  # a turn counts as a whole
                 contestant.answers += generations
@@ -150,8 +192,7 @@ class Comparison:
         )
         begin = time.perf_counter()
         answers = list(in_flight(self.engine, submitted, contestant.batch_size))
-        generations = [answer.result() for answer in answers]
-        return generations, max(answer.all_tokens_at or begin for answer in answers) - begin
+        return [answer.result() for answer in answers], max(answer.all_tokens_at or begin for answer in answers) - begin
 
     def _warm_up(self) -> None:
         params = replace(self.config.sampling, max_new_tokens=WARM_UP_TOKENS, stop=())
@@ -239,27 +280,6 @@ class Comparison:
         ]
         number = len(contestant.answers)
         return {"num_prompts": number, "num_identical": number - len(gaps), "first_difference_gaps": gaps}
-
-
-def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Plain decoding, then for each drafter the best synchronous row and the asynchronous ones."""
-    plain, *others = rows
-    for row in rows:
-        if row["speedup_vs_autoregressive"] is None:
-            row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
-    yield plain
-    for drafter in dict.fromkeys(row["drafter"] for row in others):
-        own = [row for row in others if row["drafter"] == drafter]
-        blocks = [row for row in own if row["mode"] == "synchronous"]
-        best = max(blocks, key=lambda row: float(row["tokens_per_second"]), default=None)
-        if best is not None:
-            best["tuned"] = {
-                f"{row['num_speculative_tokens']}{' as a tree' if row['tree'] else ''}": row["tokens_per_second"]
-                for row in blocks
-            }
-            for row in own:
-                row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
-        yield from (row for row in own if row is best or row["mode"] != "synchronous")
 
 
 def ms_per_token(answer: Generation) -> float:

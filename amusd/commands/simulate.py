@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.commands.job import Job
-from amusd.commands.tables import advice, row_name, rows_table, settings_of
+from amusd.commands.tables import report, row_name, settings_of
 from amusd.config import DecodingConfig, RunConfig
 from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
@@ -36,7 +36,7 @@ Measured on the embedded draft: eight nodes take 1.4 times one.
 def run(job: Job) -> int:
     """Predict, keep and show the result; return the exit code. Raises `ConfigError` for missing inputs."""
     result = simulate(job.config, simulator_of(job.config), job.folder / "events")
-    return job.conclude(result, simulate_text(result))
+    return job.conclude(result, report(result["rows"]))
 
 
 def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> dict[str, Any]:
@@ -70,11 +70,6 @@ def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> di
             "seed": simulator.seed,
         },
     }
-
-
-def simulate_text(result: dict[str, Any]) -> str:
-    """The result as text for a person."""
-    return f"{rows_table(result['rows'])}\n\n{advice(result['rows'])}"
 
 
 def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:

@@ -1,25 +1,23 @@
-"""Ways to decode, and the rows of figures that `compare` and `simulate` make of them, as text."""
+"""The rows of `compare` and `simulate`: their names, the best of them, and as text with advice below."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from amusd.config import DecodingConfig, RunConfig
+from amusd.config import DecodingConfig
 from amusd.console import percent, table
 from amusd.policies.factory import policy_name
-from amusd.runtime.devices import devices_of
-
-if TYPE_CHECKING:
-    from amusd.answer import Generation
 
 Row = Mapping[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
 TIE = 0.02
 """A difference in speed below this counts as none."""
 LEGEND_WIDTH = 118
+_IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
+_ALONE = ("target_idle_fraction", "draft_idle_fraction")
+"""Columns that are shown where answers are made several at a time, and those where one at a time."""
 
 
 def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
@@ -43,56 +41,6 @@ def row_name(row: Row) -> str:
     settings = ", ".join(filter(None, (row.get("policy"), block, "" if wait is None else f"waits for {wait}")))
     mode = f"{row['mode']} ({settings})" if settings else row["mode"]
     return ", ".join(filter(None, (mode, row.get("drafter"), f"{size} at a time" if size > 1 else "")))
-
-
-@dataclass(eq=False)
-class Contestant:
-    """One way to decode, and its answers in the order of the prompts, which repeat if it needs more of them."""
-
-    decoding: DecodingConfig
-    drafter: str | None
-    batch_size: int = 1
-    num_devices: int = 1
-    answers: list[Generation] = field(default_factory=list)
-    seconds: float = 0.0
-    """In which the answers were made."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What names it in a row."""
-        return {**settings_of(self.decoding), "drafter": self.drafter, "batch_size": self.batch_size}
-
-    @property
-    def name(self) -> str:
-        """The name for people."""
-        return row_name(self.settings)
-
-
-def contestants_of(config: RunConfig) -> list[Contestant]:
-    """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policies.
-
-    `mode=synchronous` compares that mode with plain decoding, `mode=autoregressive` only measures it. Repeated for each
-    batch size; plain decoding of one answer at a time comes first.
-    """
-    decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
-    plain = replace(decoding, mode="autoregressive")
-    found: list[tuple[DecodingConfig, str | None]] = [(plain, None)]
-    for drafter in config.engine().drafters:
-        has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
-        found += [
-            (replace(decoding, mode="synchronous", num_speculative_tokens=length, tree=is_tree), drafter.kind)
-            for is_tree in dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
-            for length in config.synchronous_lengths()
-        ]
-        policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
-        found += [(replace(decoding, policy=policy), drafter.kind) for policy in policies]
-    sized = dict.fromkeys([(plain, None, 1), *((*one, size) for size in config.compare.batch_sizes for one in found)])
-    return [Contestant(*one, num_devices=count_devices(devices if one[1] else devices[:-1])) for one in sized]
-
-
-def count_devices(devices: Sequence[str]) -> int:
-    """Number of devices: each GPU counts once, and a CPU for each rank (its cores)."""
-    return len({*devices} - {"cpu"}) + devices.count("cpu")
 
 
 class Column(NamedTuple):
@@ -127,6 +75,15 @@ COLUMNS = (
 )
 
 
+def report(rows: Sequence[Row], hidden: Sequence[str] = ()) -> str:
+    """`rows_table`, and below it an advice for each batch size."""
+    sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
+    advices = {size: advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
+    lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
+    shown = rows_table(rows, [*hidden, *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
+    return "\n\n".join(filter(None, (shown, "\n".join(lines))))
+
+
 def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequence[Row] = ()) -> str:
     """A table of the columns in which any row has a figure, without `hidden` ones, and a legend of their meanings.
 
@@ -140,6 +97,27 @@ def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequenc
     header = (*next(iter(leading), {}), "mode", *(column.heading for column in shown))
     meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in shown if column.meaning)
     return f"{table(header, lines)}\n\n{textwrap.fill(meanings, LEGEND_WIDTH)}"
+
+
+def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Plain decoding, then for each drafter the best synchronous row and the asynchronous ones."""
+    plain, *others = rows
+    for row in rows:
+        if row["speedup_vs_autoregressive"] is None:
+            row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
+    yield plain
+    for drafter in dict.fromkeys(row["drafter"] for row in others):
+        own = [row for row in others if row["drafter"] == drafter]
+        blocks = [row for row in own if row["mode"] == "synchronous"]
+        best = max(blocks, key=lambda row: float(row["tokens_per_second"]), default=None)
+        if best is not None:
+            best["tuned"] = {
+                f"{row['num_speculative_tokens']}{' as a tree' if row['tree'] else ''}": row["tokens_per_second"]
+                for row in blocks
+            }
+            for row in own:
+                row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
+        yield from (row for row in own if row is best or row["mode"] != "synchronous")
 
 
 def advice(rows: Sequence[Row]) -> str:

@@ -14,9 +14,8 @@ from runtime.draft_processes import survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
 from amusd.commands import compare
-from amusd.commands.compare import Comparison
+from amusd.commands.compare import Comparison, Contestant, contestants_of
 from amusd.commands.job import Job
-from amusd.commands.tables import Contestant, contestants_of
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter

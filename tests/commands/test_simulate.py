@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from amusd.commands.simulate import simulate, simulate_text, simulator_of
+from amusd.commands.simulate import simulate, simulator_of
+from amusd.commands.tables import report
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
@@ -57,7 +58,7 @@ def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path:
     assert inputs["max_candidates_in_a_pass"] == 7
     assert inputs["costs"]["to_draft_ms"] == pytest.approx(0.05)
     assert inputs["costs"]["tree_row_ms"] == pytest.approx(0.06 * 2.5)
-    table, legend, advice = simulate_text(result).split("\n\n")
+    table, legend, advice = report(result["rows"]).split("\n\n")
     header, _, *lines = table.splitlines()
     assert [line.partition("  ")[0] for line in lines][-2:] == [
         "asynchronous (branching, waits for 3)",
