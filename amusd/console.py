@@ -7,12 +7,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from amusd.errors import ConfigError
-from amusd.files import RESULT_FILE, cannot_write, write_json
-from amusd.logs import logger, write_at_once
+from amusd.files import cannot_write
+from amusd.logs import write_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console as Screen
@@ -69,17 +68,6 @@ class Console:
         """The result for a program: one line of JSON."""
         if self._json_only:
             self._put(json.dumps(value) + "\n")
-
-    def conclude(self, value: dict[str, Any], text: str, run_directory: Path, notes: Sequence[str] = ()) -> None:
-        """Write a command's result to `result.json`, and show it. What no file can take is shown all the same."""
-        value["run_dir"] = str(run_directory)
-        try:
-            write_json(run_directory / RESULT_FILE, value)
-        finally:
-            self.text(text)
-            for line in notes:
-                logger.info("%s", line)
-            self.document(value)
 
     def _put(self, text: str) -> None:
         error = write_at_once(self._out, text)

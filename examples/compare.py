@@ -4,7 +4,7 @@
     python examples/compare.py --target /models/big --drafter /models/small
 
 Each prompt is answered in every mode before the next one, so that a machine whose speed drifts treats the modes alike.
-`amusd compare` does the same with warm-up, tuned synchronous lengths and a page of figures.
+`amusd compare` does the same with warm-up, tuned synchronous lengths, a table and a figure.
 """
 
 from __future__ import annotations

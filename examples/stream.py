@@ -31,7 +31,7 @@ def main() -> None:
             print(token.text, end="", flush=True)
         metrics = answer.generation.metrics.as_dict()
     print()
-    speed, per_pass = metrics["tokens_per_second"], metrics["mean_acceptance_length"]
+    speed, per_pass = metrics["tokens_per_second"], metrics["tokens_per_verification"]
     print(f"{metrics['num_tokens']} tokens, {speed:.1f} a second, {per_pass:.2f} a target pass", file=sys.stderr)
 
 

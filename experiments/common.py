@@ -70,7 +70,7 @@ def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
 
     Raises `ConfigError` without one.
     """
-    from launch.sweep import summary_table
+    from launch.run_directory import summary_table
 
     run_amusd("compare", overrides, run_dir, sweep=True)
     document = read_json(run_dir / "sweep.json")

@@ -1,4 +1,4 @@
-"""Everything between a command line and the two worker processes; installed as `amusd_launch`.
+"""Everything between a command line and the work of a command; installed as `amusd_launch`.
 
-The only place that knows Hydra, reads environment variables, or starts and ends processes. `amusd` never imports it.
+The only place that knows Hydra, torchrun's variables and run directories. `amusd` never imports it.
 """

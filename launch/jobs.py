@@ -20,10 +20,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from amusd.commands.job import Job
 from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
-from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
+from amusd.files import RESULT_FILE, read_json, write_json
 from amusd.logs import logger, show_lines
 from amusd.models.timed_dtype import settle_dtype
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
@@ -31,9 +32,10 @@ from amusd.runtime.devices import device_of
 from amusd.runtime.workers import check_workers, start_workers
 from amusd.tracing.recorder import Recorder, as_format
 
+from .commands import COMMANDS, run_command
 from .compose import config_of
 from .environment import set_environment
-from .run_directory import OVERRIDES_FILE, WORKERS_FILE, clear_run, create_run_directory, discard_run, is_done
+from .run_directory import OVERRIDES_FILE, WORKERS_FILE, clear_run, is_done, run_directory
 from .signals import exit_code_of, raise_on_signals
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class Jobs:
             raise_on_signals()
         code = exit_code_of(lambda: self._do(composed))
         self.exit_code = self.exit_code or code
-        if not self._keeps_engine:
+        if code == 1 or not self._keeps_engine:  # without its draft, an engine is of no use to the next job
             self.close()
         result = {} if code else read_json(self._directory / RESULT_FILE) or {}
         speeds = [row.get("tokens_per_second") for row in (result.get("metrics", result), *result.get("rows", ()))]
@@ -101,60 +103,41 @@ class Jobs:
             with suppress(OSError):
                 self._directory.rmdir()  # Hydra has made it; only an empty one can be removed
 
-    def _settled(self, config: RunConfig) -> RunConfig:
-        """`config` with the target's dtype named, so that results and answers say it."""
-        if self._command in ("doctor", "serve", "simulate"):
-            return config
-        engine = config.engine_for(self._command)
-        check_workers(engine)
-        return settle_dtype(config, device_of(engine, "target"))
-
     def run(self, config: RunConfig, number: int | None = None) -> int:
         """Do one job; return its exit code. Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
 
         `number`: its place in a sweep; then JSON goes to files only, and what was done before is not done again.
         """
-        json_only = config.output == "json"
+        command, json_only = COMMANDS[self._command], config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
-        config = self._settled(config)
+        if command.computes and command.has_result:  # which names the dtype
+            engine = config.engine_for(self._command)
+            check_workers(engine)
+            config = settle_dtype(config, device_of(engine, "target"))
+        if self._command == "serve":
+            config = with_api_key(config)
         if number is not None:
             if is_done(self._directory, config):
                 logger.info(f"job {number}: done before")
                 return 0
             clear_run(self._directory)
-        if self._command == "doctor":
-            from amusd.commands.doctor import run_doctor
-
-            return run_doctor(config, console)
-        if self._command == "serve":
-            config = with_api_key(config)
-        prompts = self._prompts(config, console)
+        make_engine = partial(self._engine_of, config, number)
+        if not command.has_folder:
+            return run_command(self._command, Job(config, console, Path(), [], make_engine))
+        prompts = self._prompts(config, console) if command.needs_prompts else []
         if prompts is None:
             return 0
-        self._directory = create_run_directory(config)
-        config = dataclasses.replace(config, run_dir=str(self._directory))
-        try:
-            return self._work(config, prompts, number, console)
-        except ConfigError:
-            discard_run(self._directory)
-            raise
-        except KeyboardInterrupt:
-            logger.info(
-                "interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}"
-            )
-            raise
-        except Exception as error:
-            self._told(1)
-            keep_traceback(self._directory, "target", error)
-            self.close()
-            raise
+        with run_directory(config) as self._directory:
+            set_environment(config.hardware.num_threads)
+            code = run_command(self._command, Job(config, console, self._directory, prompts, make_engine))
+            if self._engine is None:  # else it was said before the first token
+                logger.info(f"run directory: {self._directory}")
+        return code
 
     def _prompts(self, config: RunConfig, console: Console) -> list[WorkloadPrompt] | None:
         """The prompts, checked before weights are loaded; None if all are answered already."""
         from amusd.workload import AnswersFile, prompts_of
 
-        if self._command not in ("generate", "compare"):
-            return []
         prompts = prompts_of(self._command, config)
         if config.out is None:
             return prompts
@@ -166,46 +149,20 @@ class Jobs:
         with out.opened():
             return prompts  # it can be written, and no other run does
 
-    def _work(self, config: RunConfig, prompts: list[WorkloadPrompt], number: int | None, console: Console) -> int:
-        set_environment(config.hardware.num_threads)
-        if self._command == "bench":
-            from amusd.commands.bench import run_bench
-
-            return self._told(run_bench(config, self._directory, console))
-        if self._command == "simulate":
-            from amusd.commands.simulate import run_simulate
-
-            return self._told(run_simulate(config, self._directory, console))
-        if self._command == "serve":
-            from amusd.commands.run import serve
-
-            return serve(config, lambda: self._engine_of(config, number))
-        engine = self._engine_of(config, number)
-        from amusd.commands.run import answer
-
-        engine.worker.begin_run(number or 0)
-        code = answer(self._command, config, engine, console, prompts, self._directory)
-        if engine.draft.failure is not None:
-            self.close()  # the next job has a draft again
-        return code
-
-    def _told(self, code: int) -> int:
-        """Say where the files are, now that they stay."""
-        logger.info(f"run directory: {self._directory}")
-        return code
-
     def _engine_of(self, config: RunConfig, number: int | None) -> Engine:
+        """The engine of a job, which is kept for the next one."""
         wanted = config.engine_for(self._command)
         if wanted != self._config:
             self.close()
-        events = None if self._command == "serve" else self._events(number)
+        events = self._events(number) if COMMANDS[self._command].has_result else None
         if self._engine is None:
             self._engine = self._running.enter_context(self._make_engine(wanted, events))
             self._config = wanted
             if (restart := self._engine.draft.draft_restart) is not None:
                 restart.on_met = self._record
+        self._engine.worker.begin_run(number or 0)
         self._record()
-        self._told(0)
+        logger.info(f"run directory: {self._directory}")
         return self._engine
 
     def _make_pair(self, wanted: EngineConfig, events: str | None) -> Engine:

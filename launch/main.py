@@ -18,26 +18,13 @@ from typing import NoReturn
 import amusd
 from amusd.console import Console
 from amusd.errors import ConfigError
-from amusd.files import make_new_folder
 from amusd.huge_pages import restart_with_huge_pages
 from amusd.logs import logger
 from amusd.settings import nearest, shown
 
+from .commands import COMMANDS, run_command
 from .signals import end_of_program, raise_on_signals
 
-COMMANDS = {
-    "generate": "answer one prompt, whose text streams to the terminal, or a file of them into another file",
-    "serve": "answer over HTTP as OpenAI's servers do, and in a browser, until a signal ends it",
-    "compare": "all modes on the same prompts, in one table",
-    "simulate": "what each mode would gain, from times and an acceptance rate, or from those of a run",
-    "bench": "what one pass, one draft step and one message cost here, beside their floors",
-    "trace": "what a run did: a timeline for Perfetto, a picture, and where the time went",
-    "doctor": "what will and will not work on this machine, and why",
-    "keys": "write the keys of a link between two machines to a new folder",
-    "export-draft": "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
-}
-COMPUTING = ("generate", "serve", "compare", "bench", "doctor")
-"""Commands that compute passes."""
 MIN_OPEN_FILES = 32
 """An answer with a draft takes 16; other links and further ranks take more."""
 _USAGE = """\
@@ -55,7 +42,8 @@ usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and arguments[:1] and arguments[0] in COMPUTING:
+    computing = {name for name, command in COMMANDS.items() if command.computes and not command.takes}
+    if argv is None and computing.intersection(arguments[:1]):
         restart_with_huge_pages()
     return end_of_program(lambda: _run(arguments))
 
@@ -63,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command in ("-h", "--help"):
-        lines = (f"  {name:<13} {what}" for name, what in COMMANDS.items())
+        lines = (f"  {name:<13} {command.help}" for name, command in COMMANDS.items())
         Console().text(_USAGE.format(commands="\n".join(lines)), end="")
         return 0
     if command == "--version":
@@ -73,10 +61,8 @@ def _run(arguments: list[str]) -> int:
         named = f"{shown(command)}: " if command else ""
         raise ConfigError(f"{named}name a command first; allowed: {', '.join(COMMANDS)}{nearest(command, [*COMMANDS])}")
     _check_process()
-    if command == "trace":
-        return _trace(rest)
-    if command in ("keys", "export-draft"):
-        return _write_folder(command, rest)
+    if COMMANDS[command].takes:
+        return _run_on_folder(command, rest)
     if any(word.startswith("-") or "hydra" in word.partition("=")[0] for word in rest):
         return _run_hydra(command, rest)
     return _run_once(command, rest)
@@ -122,7 +108,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     options, others = parser.parse_known_args(words)
     typed = [*options.overrides, *others]
     is_sweep, is_json = options.multirun, "output=json" in arguments
-    if is_sweep and command in ("serve", "doctor"):
+    if is_sweep and not COMMANDS[command].has_result:
         raise ConfigError(f"-m: `amusd {command}` has one configuration; leave -m out")
     own = [word for word in words if word not in typed]
     with closing(Jobs(command)) as jobs:
@@ -169,7 +155,7 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
 
 
 def _summarize(folder: Path, *, is_json: bool) -> bool:
-    from .sweep import summarize, summary_table
+    from .run_directory import summarize, summary_table
 
     document = summarize(folder.absolute())
     console = Console(json_only=is_json)
@@ -179,34 +165,13 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
     return all(job["rows"] for job in document["jobs"])
 
 
-def _write_folder(command: str, arguments: Sequence[str]) -> int:
-    if len(arguments) != 1 or "=" in arguments[0] or arguments[0].startswith("-"):
-        raise ConfigError(f"{command}: name the folder to write, and nothing else: amusd {command} FOLDER")
-    folder = Path(arguments[0])
-    if command == "export-draft":
-        from amusd.models.embedded_draft import export_draft
-        from amusd.models.embedded_target import embedded_target_path
-
-        make_new_folder(folder)  # before the target is unpacked: a mistake costs nothing
-        target = embedded_target_path()
-        export_draft(target, folder)
-        logger.info(f"the embedded draft is in {folder}; its target: {target}")
-        return 0
-    from amusd.transport.curve import write_keys
-
-    write_keys(folder)
-    logger.info(f"keys: {folder}; each machine needs its own role's .key_secret and the other role's .key")
-    return 0
-
-
-def _trace(arguments: Sequence[str]) -> int:
-    folder, *rest = arguments or [""]
-    number = rest[0].removeprefix("sequence=") if rest else None
-    if not folder or "=" in folder or len(rest) > 1 or (number is not None and not number.isdecimal()):
-        raise ConfigError("trace: name the folder of a run, and nothing else: amusd trace RUN_DIR [sequence=N]")
-    from amusd.commands.trace import trace
-
-    return trace(Path(folder), None if number is None else int(number))
+def _run_on_folder(command: str, arguments: Sequence[str]) -> int:
+    takes = COMMANDS[command].takes
+    options = [word for word in arguments if "=" in word or word.startswith("-")]
+    folders = [word for word in arguments if word not in options]
+    if len(folders) != 1 or len(arguments) > len(takes.split()):
+        raise ConfigError(f"{command}: name one folder, and nothing else: amusd {command} {takes}")
+    return run_command(command, Path(folders[0]), *options)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ _NUM_CPUS = 2.0
 class Replica:
     """One engine, as a Ray actor."""
 
-    async def __init__(self, settings: dict[str, Any]) -> None:
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         """`settings`: a `RunConfig`. Loads the models. Raises `ConfigError`."""
         from amusd.async_engine import AsyncEngine
         from amusd.engine import Engine
@@ -50,7 +50,7 @@ class Replica:
         if status != 200:
             raise RuntimeError(document["status"])
 
-    async def __del__(self) -> None:  # type: ignore[misc]  # Ray awaits it, behind the last answer
+    async def __del__(self) -> None:  # which Ray awaits, behind the last answer
         await self._engine.aclose()
 
 

@@ -134,7 +134,7 @@ def run(arguments: Sequence[str]) -> int:
         if own.local_rank > 0:  # all ranks read the same arguments: one line on each machine
             return 2
         raise
-    from torch.distributed import DistError  # type: ignore[attr-defined]  # missing in __all__
+    from torch.distributed import DistError
 
     with ExitStack() as stack:
         try:
@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> int:
     """Be a rank of the target, or the one that starts drafts; return the exit code. `stack` ends with it."""
-    from torch.distributed import rendezvous
+    from torch.distributed import rendezvous  # type: ignore[attr-defined]  # missing in __all__
 
     cores = allowed_cores()
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=STORE_SECONDS)))

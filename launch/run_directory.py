@@ -1,19 +1,24 @@
-"""The folder of one run. Files appear complete or not at all, and no run is overwritten."""
+"""The folder of one run, and of the runs of a sweep. Files appear complete or not at all, and no run is overwritten."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
 import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without types
 
+from amusd.commands.tables import rows_table
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from amusd.files import MEASURED_FILES, RESULT_FILE, SHOWN_FILES, read_json, write_json, write_whole
+from amusd.files import MEASURED_FILES, RESULT_FILE, SHOWN_FILES, keep_traceback, read_json, write_json, write_whole
+from amusd.logs import logger
 from amusd.settings import from_mapping, to_mapping
 
 from .environment import describe_environment
@@ -28,6 +33,11 @@ SUMMARY_FILE = "sweep.json"
 EVENTS_FOLDER = "events"
 _FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE, *MEASURED_FILES, *SHOWN_FILES)
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
+_HIDDEN = (
+    *("tokens_per_second_per_device", "p50_inter_token_ms", "p99_inter_token_ms", "target_idle_fraction"),
+    *("draft_idle_fraction", "wasted_draft_fraction", "identical_to_autoregressive"),
+)
+"""Columns that the table of a sweep leaves out."""
 
 
 def new_folder() -> Path:
@@ -55,6 +65,24 @@ def create_run_directory(config: RunConfig) -> Path:
     write_whole(directory / CONFIG_FILE, str(yaml.safe_dump(kept, sort_keys=False, width=120)))
     write_json(directory / ENVIRONMENT_FILE, describe_environment())
     return directory
+
+
+@contextmanager
+def run_directory(config: RunConfig) -> Iterator[Path]:
+    """As `create_run_directory`. Keeps what an interrupted or failed run leaves, and nothing of a refused one."""
+    directory = create_run_directory(config)
+    try:
+        yield directory
+    except ConfigError:
+        discard_run(directory)
+        raise
+    except KeyboardInterrupt:
+        logger.info(f"interrupted; what there is lies in {directory}")
+        raise
+    except Exception as error:
+        logger.info(f"run directory: {directory}")
+        keep_traceback(directory, "target", error)
+        raise
 
 
 def clear_run(directory: Path) -> None:
@@ -89,3 +117,34 @@ def read_config(directory: Path) -> RunConfig:
     """The configuration that `create_run_directory` saved."""
     values = cast("dict[str, Any]", yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8")))
     return from_mapping(RunConfig, values)
+
+
+def summarize(folder: Path) -> dict[str, Any]:
+    """Write and return the document `sweep.json`, about all jobs of a sweep."""
+    jobs = sorted(map(_job, folder.rglob(OVERRIDES_FILE)), key=itemgetter("job"))
+    values = [dict(override.split("=", 1) for override in job["overrides"]) for job in jobs]
+    keys = [key for key in dict.fromkeys(chain(*values)) if len({one.get(key) for one in values}) > 1]
+    for job, own in zip(jobs, values, strict=True):
+        job["swept"] = {key: own.get(key, "") for key in keys}
+    document = {"run_dir": str(folder), "swept_keys": keys, "jobs": jobs}
+    write_json(folder / SUMMARY_FILE, document)
+    return document
+
+
+def summary_table(document: Mapping[str, Any]) -> str:
+    """A line for each row of each job; a job without any has no result."""
+    named = [
+        ({"job": job["job"], **job["swept"]}, row)
+        for job in document["jobs"]
+        for row in job["rows"] or [{"mode": "no result"}]
+    ]
+    return rows_table([row for _, row in named], _HIDDEN, [name for name, _ in named])
+
+
+def _job(file: Path) -> dict[str, Any]:
+    directory, job = file.parent, read_json(file)
+    result = read_json(directory / RESULT_FILE) or {}
+    rows = result.get("rows", [])
+    if "metrics" in result:  # of one answer
+        rows = [{name: result[name] for name in ("mode", "policy", "drafter")} | result["metrics"]]
+    return {**job, "run_dir": str(directory), "rows": rows}

@@ -14,7 +14,7 @@ from models import tiny
 from oracle import always_wrong
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
-from amusd.commands.run import answer
+from amusd.commands.job import Job
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console
 from amusd.drafters.synthetic import right_with_probability
@@ -24,6 +24,7 @@ from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 from amusd.workload import prompts_of
+from launch.commands import run_command
 
 TEXT = "deafbead"
 FACTORY = oracle(60, right_with_probability(0.7, 1))
@@ -58,7 +59,7 @@ class Commands:
 
     def run(self, command: str, engine: Engine, config: RunConfig) -> int:
         console = Console(json_only=config.output == "json")
-        return answer(command, config, engine, console, prompts_of(command, config), self.directory)
+        return run_command(command, Job(config, console, self.directory, prompts_of(command, config), lambda: engine))
 
     def result(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((self.directory / "result.json").read_text())

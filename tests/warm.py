@@ -43,7 +43,7 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.tokenization_utils_tokenizers",
-    "amusd.commands.run",
+    "amusd.commands.compare",
     "amusd.serving.server",
     "amusd.runtime.startup",
     "launch.run",

@@ -1,4 +1,4 @@
-"""The work of each `amusd COMMAND`, once `launch/` has settled configuration and processes.
+"""The work of each `amusd COMMAND`: `run` in the module of its name, which gets a `Job`, or a folder.
 
-`run` is the target's process of `generate` and `compare`; the others need no pair of workers, or start their own.
+`launch/commands.py` lists them.
 """

@@ -9,18 +9,17 @@ from __future__ import annotations
 import statistics
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from amusd.commands.latency import LONG, measure_one_way
-from amusd.commands.neighbour import Neighbour
-from amusd.config import DecodingConfig, HardwareConfig, RunConfig, TransportConfig
-from amusd.console import Console, table
+from amusd.commands.job import Job
+from amusd.commands.other_worker import LONG, Surrounding, measure_one_way, neighbour
+from amusd.config import DecodingConfig, EngineConfig, HardwareConfig, TransportConfig
+from amusd.console import table
 from amusd.drafters.base import Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter
@@ -49,138 +48,185 @@ DRAFT_STEPS = 8
 NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
-Work = Callable[[], object]
+Generate: TypeAlias = Callable[[Sequence[int], int], object]
+"""Plain decoding by transformers: a prompt, and the number of tokens."""
+_LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
 
 
-def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
+class Work(NamedTuple):
+    """Something that is timed."""
+
+    run: Callable[[], object]
+    weight_bytes: int
+    """What a step of it reads at least."""
+    num_steps: int = 1
+
+
+def run(job: Job) -> int:
     """Measure links, then models in this process, whose threads are set. Returns the exit code.
 
     Raises `ConfigError` for what cannot be measured.
     """
-    engine = config.engine(max_num_seqs=1)
+    engine = job.config.engine(max_num_seqs=1)
     warn_of_sharing(engine)
     engine = replace(engine, hardware=settle_devices(engine))
     logger.info("messages over each link")
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")
-    cores = allowed_cores()
-    if device == "cpu":
-        pin_to(cores_for("target", cores, engine.hardware))
     drafts: dict[str, CachedModel] = {}
-    for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
-        model, _ = load_draft_model(drafter, engine, draft_device)
-        assert isinstance(model, CachedModel)
-        drafts[drafter.kind] = model
-        logger.info(f"draft: {describe_drafter(drafter, engine, draft_device)}")
-    target, tokenizer = load_target(engine, device)
-    generate = None
-    if config.hardware.synthetic is None:  # random weights have no checkpoint
-        path = str(find_checkpoint(model_path(engine.target)))
-        generate = load_transformers(path, target_dtype(engine, device), device)
-        if generate is None:
-            logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
-    prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
-    with Neighbour(draft_device, cores_for("draft", cores, engine.hardware)) as neighbour:
-        result = {
-            **measure_models(target, drafts, generate, prompt, neighbour),
-            "transport": transport,
-            "complete": True,
-            "environment": read_json(run_directory / "environment.json"),
-        }
-    console.conclude(result, bench_text(result), run_directory)
-    return 0
+    with beside(engine) as busy:
+        for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
+            model, _ = load_draft_model(drafter, engine, draft_device)
+            assert isinstance(model, CachedModel)
+            drafts[drafter.kind] = model
+            logger.info(f"draft: {describe_drafter(drafter, engine, draft_device)}")
+        target, tokenizer = load_target(engine, device)
+        generate = None
+        if engine.hardware.synthetic is None:  # random weights have no checkpoint
+            path = str(find_checkpoint(model_path(engine.target)))
+            generate = load_transformers(path, target_dtype(engine, device), device)
+            if generate is None:
+                logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
+        prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
+        result, report = measure_models(target, drafts, generate, prompt, busy)
+    result |= {"transport": transport, "complete": True}
+    result["environment"] = read_json(job.folder / "environment.json")
+    links = [
+        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in _LINK_FIGURES))
+        for name, link in transport.items()
+    ]
+    return job.conclude(result, "\n\n".join([*report, table(("link", "one way us p50", "p99"), links)]))
+
+
+@contextmanager
+def beside(engine: EngineConfig) -> Iterator[Surrounding]:
+    """As `neighbour`, on the draft's device and cores, while this process runs on the target's."""
+    allowed = allowed_cores()
+    if device_of(engine, "target") == "cpu":
+        pin_to(cores_for("target", allowed, engine.hardware))
+    with neighbour(device_of(engine, "draft"), cores_for("draft", allowed, engine.hardware)) as busy:
+        yield busy
+    pin_to(set(allowed))
 
 
 def measure_links(
     links: Mapping[Any, TransportConfig], hardware: HardwareConfig, num_messages: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and one-way times of each link, or why it does not work here (`unavailable`)."""
-    cores = [cores_for(role, allowed_cores(), hardware) for role in ("target", "draft")]
+    allowed = allowed_cores()
+    measure = partial(measure_one_way, num_messages=num_messages, cores=cores_for("draft", allowed, hardware))
+    pin_to(cores_for("target", allowed, hardware))
     for name, link in links.items():
         try:
-            measure = partial(measure_one_way, link, num_messages=num_messages, cores=(cores[0], cores[1]))
-            taken = dict(zip(("one_way_us_p50", "one_way_us_p99"), measure(), strict=True))
+            taken = dict(zip(_LINK_FIGURES, measure(link), strict=True))
             if link.kind == "nccl":  # which carries no short message
-                taken["long_one_way_us_p50"] = measure(message=LONG)[0]
+                taken["long_one_way_us_p50"] = measure(link, message=LONG)[0]
             yield name, taken
         except (ConfigError, PeerLostError) as error:  # noqa: PERF203 - a link takes seconds
             yield name, {"unavailable": str(error)}
+    pin_to(set(allowed))
 
 
 def measure_models(
     target: CachedModel,
     drafts: Mapping[str, CachedModel],
-    generate: Callable[[Sequence[int], int], object] | None,
+    generate: Generate | None,
     prompt: Sequence[int],
-    neighbour: Neighbour,
-) -> dict[str, Any]:
-    """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
-    bandwidth = read_bandwidth(str(target.device))
-    rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
-    bucketed = replace(target, options=replace(target.options, numerics=rule))
-    work = {str(width): one_pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": one_pass(target, prompt, 1)}
-    for name, model in drafts.items():
-        work |= _work_of_draft(name, model, prompt)
-    alone, beside = time_in_turns(work, neighbour)
-    others = {"plain": _steps(target, prompt, NUM_TOKENS)}
-    if generate is not None:
-        others |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
-    ms, _ = time_in_turns(others)
-    return {
+    busy: Surrounding,
+) -> tuple[dict[str, Any], list[str]]:
+    """Figures of passes, draft steps and plain decoding, and parts of a report that shows them beside their floors."""
+    bandwidth, work = read_bandwidth(str(target.device)), dict(_passes_and_steps(target, drafts, prompt))
+    alone, slowed = time_in_turns(work, nullcontext, busy)
+    plain = time_plain_decoding(target, generate, prompt)
+
+    def figures_of(model: CachedModel) -> dict[str, Any]:
+        return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
+
+    def by_width(ms: Mapping[str, float], name: str) -> dict[str, float]:
+        return {str(width): ms[f"{name}, {width} rows"] for width in WIDTHS}
+
+    figures = {
         "target": {
-            **_floor(target, bandwidth),
+            **figures_of(target),
             "implementation": target.implementation,
             "context": len(prompt),
-            "forward_ms": _by_width(alone),
-            "beside_ms": _by_width(beside),
-            "forward_ms_fixed": alone["fixed"],
+            "forward_ms": by_width(alone, "target"),
+            "beside_ms": by_width(slowed, "target"),
+            "forward_ms_fixed": alone["target, fixed width"],
             "bandwidth_gb_s": bandwidth,
-            "ms_per_token": ms["plain"] / NUM_TOKENS,
+            "ms_per_token": plain["amusd"],
         },
         "draft": {
-            name: _floor(model, bandwidth) | _steps_of(name, "", alone) | _steps_of(name, "beside_", beside)
+            name: {
+                **figures_of(model),
+                "step_ms": alone[f"draft step, {name}"],
+                "step_beside_ms": slowed[f"draft step, {name}"],
+                "tree_ms": by_width(alone, f"draft step, {name}, tree"),
+                "tree_beside_ms": by_width(slowed, f"draft step, {name}, tree"),
+            }
             for name, model in drafts.items()
         },
-        "peer": {"hf_generate_ms_per_token": None if generate is None else (ms["all"] - ms["first"]) / NUM_TOKENS},
+        "peer": {"hf_generate_ms_per_token": plain.get("transformers.generate")},
     }
+    where = f"{len(prompt)} tokens of context; memory reads at {bandwidth:.1f} GB/s"
+    return figures, [
+        f"{where}; forward pass: {target.implementation}",
+        *passes_text(work, alone, slowed, bandwidth),
+        table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain.items()]),
+    ]
 
 
-def _work_of_draft(name: str, model: CachedModel, prompt: Sequence[int]) -> dict[str, Work]:
-    drafter = ModelTreeDrafter(model, NgramCache())
-    trees = {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
-    return {name: _steps(model, prompt, DRAFT_STEPS), **trees}
+def _passes_and_steps(
+    target: CachedModel, drafts: Mapping[str, CachedModel], prompt: Sequence[int]
+) -> Iterator[tuple[str, Work]]:
+    rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
+    bucketed = replace(target, options=replace(target.options, numerics=rule))
+    yield from ((f"target, {width} rows", one_pass(bucketed, prompt, width)) for width in WIDTHS)
+    yield "target, fixed width", one_pass(target, prompt, 1)
+    for name, model in drafts.items():
+        yield f"draft step, {name}", _steps(model, prompt, DRAFT_STEPS)
+        drafter = ModelTreeDrafter(model, NgramCache())
+        for width in WIDTHS:
+            yield f"draft step, {name}, tree, {width} rows", _tree_step(drafter, prompt, width)
 
 
-def _floor(model: CachedModel, bandwidth: float) -> dict[str, Any]:
-    return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
+def time_plain_decoding(target: CachedModel, generate: Generate | None, prompt: Sequence[int]) -> dict[str, float]:
+    """Milliseconds per token of this package, and of transformers without the time of the prompt."""
+    work = {"amusd": _steps(target, prompt, NUM_TOKENS)}
+    if generate is None:
+        return time_in_turns(work, nullcontext)[0]
+    for name, number in (("first", 1), ("all", 1 + NUM_TOKENS)):
+        work[name] = Work(partial(generate, prompt, number), target.weight_bytes)
+    [ms] = time_in_turns(work, nullcontext)
+    return {"amusd": ms["amusd"], "transformers.generate": (ms["all"] - ms["first"]) / NUM_TOKENS}
 
 
-def _steps_of(name: str, when: str, ms: Mapping[str, float]) -> dict[str, Any]:
-    return {f"step_{when}ms": ms[name] / DRAFT_STEPS, f"tree_{when}ms": _by_width(ms, f"{name} ")}
+def passes_text(
+    work: Mapping[str, Work], alone: Mapping[str, float], slowed: Mapping[str, float], bandwidth: float
+) -> tuple[str, str]:
+    """A table of milliseconds beside their floors, and by how much the other worker slows them."""
+    lines = []
+    for name, ms in alone.items():
+        floor = work[name].weight_bytes / bandwidth / 1e6
+        lines.append((name, *(f"{figure:.2f}" for figure in (ms, slowed[name], floor, ms / floor))))
+    factor = statistics.median(slowed[name] / ms for name, ms in alone.items())
+    return (
+        table(("pass", "ms", "beside the other worker", "floor ms", "x floor"), lines),
+        f"while the other worker computes, passes and steps take {factor:.2f} times as long",
+    )
 
 
-def _by_width(ms: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-    return {str(width): ms[f"{prefix}{width}"] for width in WIDTHS}
-
-
-def time_in_turns(
-    work: Mapping[str, Work], neighbour: Neighbour | None = None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Median milliseconds of each piece of work, which waits for its device: alone, and while the neighbour works."""
-    alone: dict[str, list[float]] = {name: [] for name in work}
-    beside: dict[str, list[float]] = {name: [] for name in work}
+def time_in_turns(work: Mapping[str, Work], *surroundings: Surrounding) -> list[dict[str, float]]:
+    """Median milliseconds of each piece of work, which waits for its device, in each of these surroundings."""
+    taken = [{name: list[float]() for name in work} for _ in surroundings]
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
         show_progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
-        for times in (alone, beside) if neighbour is not None else (alone,):
-            with neighbour.works() if times is beside and neighbour is not None else nullcontext():
-                for name, run in work.items():
-                    times[name].append(1000 * timeit.timeit(run, number=1))
+        for times, surround in zip(taken, surroundings, strict=True):
+            with surround():
+                for name, own in work.items():
+                    times[name].append(1000 * timeit.timeit(own.run, number=1) / own.num_steps)
     end_progress()
-    medians = [
-        {name: statistics.median(taken[WARM_UP_ROUNDS:]) for name, taken in times.items() if taken}
-        for times in (alone, beside)
-    ]
-    return medians[0], medians[1]
+    return [{name: statistics.median(own[WARM_UP_ROUNDS:]) for name, own in times.items()} for times in taken]
 
 
 def read_bandwidth(device: str) -> float:
@@ -189,7 +235,7 @@ def read_bandwidth(device: str) -> float:
     return 4 * values.numel() / min(timeit.repeat(lambda: values.sum().item(), repeat=7, number=1)) / 1e9
 
 
-def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object] | None:
+def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
     """Return `generate(prompt, number)`: exactly `number` greedy tokens by stock transformers; None on a full GPU."""
     from transformers import AutoModelForCausalLM
 
@@ -210,48 +256,14 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
     return generate
 
 
-def bench_text(document: dict[str, Any]) -> str:
-    """The report as tables, each figure beside its floor or its peer."""
-    target, peer_ms = document["target"], document["peer"]["hf_generate_ms_per_token"]
-    floor = target["floor_ms"]
-    figures = [
-        (f"target, {width} rows", ms, target["beside_ms"][width], floor) for width, ms in target["forward_ms"].items()
-    ]
-    figures.append(("target, fixed width", target["forward_ms_fixed"], None, floor))
-    for name, step in document["draft"].items():
-        figures.append((f"draft step, {name}", step["step_ms"], step["step_beside_ms"], step["floor_ms"]))
-        figures += [
-            (f"draft step, {name}, tree, {width} rows", ms, step["tree_beside_ms"][width], step["floor_ms"])
-            for width, ms in step["tree_ms"].items()
-        ]
-    passes = [
-        (name, f"{ms:.2f}", "-" if beside is None else f"{beside:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}")
-        for name, ms, beside, floor in figures
-    ]
-    slower = statistics.median(beside / ms for _, ms, beside, _ in figures if beside is not None)
-    plain = [("amusd", target["ms_per_token"])] + ([] if peer_ms is None else [("transformers.generate", peer_ms)])
-    links = [
-        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
-        for name, link in document["transport"].items()
-    ]
-    where = f"{target['context']} tokens of context; memory reads at {target['bandwidth_gb_s']:.1f} GB/s"
-    parts = [
-        f"{where}; forward pass: {target['implementation']}",
-        table(("pass", "ms", "beside the other worker", "floor ms", "x floor"), passes),
-        f"while the other worker computes, passes and steps take {slower:.2f} times as long",
-        table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain]),
-        table(("link", "one way us p50", "p99"), links),
-    ]
-    return "\n\n".join(parts)
-
-
 def one_pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
     """A pass of the first `width` tokens of `prompt` behind all of it."""
     return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
 
 
 def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
-    return _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
+    work = _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
+    return work._replace(num_steps=number)
 
 
 def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> Work:
@@ -266,7 +278,7 @@ def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> 
         drafter.follow(Transition((), (), (), 0))  # which frees their slots
 
     root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)
-    return run
+    return Work(run, drafter.model.weight_bytes)
 
 
 def _behind(prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]) -> Work:
@@ -277,4 +289,4 @@ def _behind(prompt: Sequence[int], model: CachedModel, room: int, work: Callable
         cache.truncate(len(prompt))
         work(cache)
 
-    return run
+    return Work(run, model.weight_bytes)

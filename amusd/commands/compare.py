@@ -2,7 +2,6 @@
 
 Contestants of a batch size take turns in rotating order, so that a drifting machine treats them alike. A turn is a
 prompt, or with several answers at a time (`compare.batch_sizes`) a load, whose speed is that of all answers together.
-
 A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost draft is waited for.
 """
 
@@ -15,40 +14,48 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from amusd.answer import Generation
-from amusd.commands.contestants import Contestant, contestants_of, first_gap, ms_per_token, quartiles, with_the_best
-from amusd.commands.generate import Done, encoded, in_flight, scripts_of
-from amusd.commands.tables import advice, rows_table
-from amusd.config import RunConfig, SamplingParams
+from amusd.commands import plots
+from amusd.commands.generate import Encoded, encoded, in_flight, scripts_of
+from amusd.commands.job import Done, Job
+from amusd.commands.tables import report, row_name, settings_of, with_the_best
+from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import ANSWERS_FILE, RESULT_FILE, read_json, write_json, write_whole
 from amusd.logs import end_progress, logger, show_progress
+from amusd.models.passes import Rows
+from amusd.runtime.devices import devices_of
 from amusd.tracing.metrics import total
 from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers of a load per place; at its end some places are free."""
+"""Answers of a load for each place of the batch. Towards the end of a load some places are empty."""
 LOOK_SECONDS = 0.1
-_IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
-_ALONE = ("target_idle_fraction", "draft_idle_fraction")
-"""Columns that are shown for several answers at a time, and for one."""
 
 
-def compare(config: RunConfig, engine: Engine, prompts: list[WorkloadPrompt], folder: Path) -> Done:
+def run(job: Job) -> int:
+    """Compare, and draw a figure; return the exit code."""
+    return job.answer(compare)
+
+
+def compare(job: Job, engine: Engine) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
-    comparison = Comparison(engine, config, contestants_of(config))
+    comparison, folder = Comparison(engine, job.config, contestants_of(job.config)), job.folder
 
     def keep_answers() -> None:
         lines = (json.dumps(record) + "\n" for record in comparison.records())
         write_whole(folder / ANSWERS_FILE, "".join(lines))
 
+    def notes() -> Iterator[str]:
+        yield from comparison.refused
+        yield plots.write(lambda: plots.draw_comparison(rows), folder, "comparison")  # once the result is kept
+
     try:
-        for _ in comparison.turns(prompts):
+        for _ in comparison.turns(job.prompts):
             with suppress(ConfigError):  # what cannot be written is said at the end
                 keep_answers()
     except BaseException:
@@ -62,11 +69,56 @@ def compare(config: RunConfig, engine: Engine, prompts: list[WorkloadPrompt], fo
     rows = comparison.rows()
     result = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
     result["environment"] = read_json(folder / "environment.json")
-    sizes = dict.fromkeys(row["batch_size"] for row in rows)
-    advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
-    lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
-    shown = rows_table(rows, ["wasted_draft_fraction", *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
-    return result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), comparison.refused
+    return result, report(rows, ["wasted_draft_fraction"]), notes()
+
+
+@dataclass(eq=False)
+class Contestant:
+    """One way to decode, and its answers in the order of the prompts, which repeat if it needs more of them."""
+
+    decoding: DecodingConfig
+    drafter: str | None
+    batch_size: int = 1
+    num_devices: int = 1
+    answers: list[Generation] = field(default_factory=list)
+    seconds: float = 0.0
+    """In which the answers were made."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What names it in a row."""
+        return {**settings_of(self.decoding), "drafter": self.drafter, "batch_size": self.batch_size}
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return row_name(self.settings)
+
+
+def contestants_of(config: RunConfig) -> list[Contestant]:
+    """For each batch size plain decoding, then each drafter's synchronous lengths and asynchronous policies.
+
+    Plain decoding of one answer at a time comes first. `mode` names the only one to compare with plain decoding.
+    """
+    decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
+    plain = replace(decoding, mode="autoregressive")
+    found: list[tuple[DecodingConfig, str | None]] = [(plain, None)]
+    for drafter in config.engine().drafters:
+        has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
+        found += [
+            (replace(decoding, mode="synchronous", num_speculative_tokens=length, tree=is_tree), drafter.kind)
+            for is_tree in dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
+            for length in config.synchronous_lengths()
+        ]
+        policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
+        found += [(replace(decoding, policy=policy), drafter.kind) for policy in policies]
+    sized = dict.fromkeys([(plain, None, 1), *((*one, size) for size in config.compare.batch_sizes for one in found)])
+    return [Contestant(*one, num_devices=count_devices(devices if one[1] else devices[:-1])) for one in sized]
+
+
+def count_devices(devices: Sequence[str]) -> int:
+    """Number of devices: each GPU counts once, and a CPU for each rank (its cores)."""
+    return len({*devices} - {"cpu"}) + devices.count("cpu")
 
 
 @dataclass
@@ -76,8 +128,7 @@ class Comparison:
     engine: Engine
     config: RunConfig
     contestants: list[Contestant]
-    prompts: list[WorkloadPrompt] = field(default_factory=list)
-    encoded: list[tuple[int, ...]] = field(default_factory=list)
+    prompts: list[Encoded] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     computes_gaps: bool = True
     """Whether rows tell by how much the target prefers its own token where answers part."""
@@ -86,16 +137,19 @@ class Comparison:
         self._script = scripts_of(self.engine)
 
     @property
+    def plain(self) -> Contestant:
+        """Plain decoding of one answer at a time."""
+        return self.contestants[0]
+
+    @property
     def repeatable(self) -> bool:
         """Whether every mode should give the same answers; under the ratio test only their distribution is the same."""
         return self.config.sampling.rule != "rejection"
 
-    def turns(self, prompts: list[WorkloadPrompt]) -> Iterator[None]:
+    def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
         """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
         self._warm_up()
-        for prompt, token_ids in encoded(self.engine, self.config, prompts, self.refused):
-            self.prompts.append(prompt)
-            self.encoded.append(token_ids)
+        self.prompts = list(encoded(self.engine, prompts, self.refused, raw=self.config.workload.raw))
         if not self.prompts:
             raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {self.refused[0]}")
         turns = list(self._turns())
@@ -104,9 +158,8 @@ class Comparison:
             answered = []
             for contestant in contestants:
                 self._wait_for_draft()
-                label = f"prompt {self.prompts[load[0]].number}: {contestant.name}"
-                show_progress(label, num_done, num_answers)
-                own = [self.encoded[place] for place in load]
+                show_progress(f"prompt {load[0][0].number}: {contestant.name}", num_done, num_answers)
+                own = [token_ids for _, token_ids in load]
                 answered.append((contestant, *self.answer(contestant, own, self.config.sampling)))
                 num_done += len(load)
             for contestant, generations, seconds in answered:  # a turn counts as a whole
@@ -114,16 +167,18 @@ class Comparison:
                 contestant.seconds += seconds
             yield
 
-    def _turns(self) -> Iterator[tuple[list[Contestant], list[int]]]:
-        """Contestants in order, and the places of the prompts that each answers, by batch size; one at a time first."""
-        number = len(self.prompts)
-        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
-            own = [contestant for contestant in self.contestants if contestant.batch_size == size]
-            places = [*range(number)] * -(-size // number)  # all of its places are taken
+    def _turns(self) -> Iterator[tuple[list[Contestant], list[Encoded]]]:
+        """Contestants in order, and the prompts that each answers, by batch size; one at a time first."""
+        for size, own in self._by_size():
+            load = self.prompts * -(-size // len(self.prompts))  # all of its places are taken
             step = 1 if size == 1 else LOAD_SIZE * size
-            for turn, start in enumerate(range(0, len(places), step)):
+            for turn, start in enumerate(range(0, len(load), step)):
                 first = turn % len(own)
-                yield [*own[first:], *own[:first]], places[start : start + step]
+                yield [*own[first:], *own[:first]], load[start : start + step]
+
+    def _by_size(self) -> Iterator[tuple[int, list[Contestant]]]:
+        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
+            yield size, [contestant for contestant in self.contestants if contestant.batch_size == size]
 
     def answer(
         self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
@@ -137,8 +192,7 @@ class Comparison:
         )
         begin = time.perf_counter()
         answers = list(in_flight(self.engine, submitted, contestant.batch_size))
-        generations = [answer.result() for answer in answers]
-        return generations, max(answer.all_tokens_at or begin for answer in answers) - begin
+        return [answer.result() for answer in answers], max(answer.all_tokens_at or begin for answer in answers) - begin
 
     def _warm_up(self) -> None:
         params = replace(self.config.sampling, max_new_tokens=WARM_UP_TOKENS, stop=())
@@ -158,14 +212,8 @@ class Comparison:
     def _is_draft_away(self) -> bool:
         return self.engine.draft.presence == "away"
 
-    @property
-    def plain(self) -> Contestant:
-        """Plain decoding of one answer at a time."""
-        return self.contestants[0]
-
     def records(self) -> list[dict[str, Any]]:
         """Every answer, prompt by prompt, as `answers.jsonl` has it."""
-        number = len(self.prompts)
         return [
             {
                 "prompt": prompt.number,
@@ -180,16 +228,15 @@ class Comparison:
                 "accepted": answer.metrics.num_accepted,
                 "identical": answer.token_ids == self.plain.answers[place].token_ids if self.repeatable else None,
             }
-            for place, prompt in enumerate(self.prompts)
+            for place, (prompt, _) in enumerate(self.prompts)
             for contestant in self.contestants
-            for answer in contestant.answers[place::number]
+            for answer in contestant.answers[place :: len(self.prompts)]
         ]
 
     def rows(self) -> list[dict[str, Any]]:
         """The documented rows of what is measured, by batch size."""
         shown: list[dict[str, Any]] = []
-        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
-            own = [contestant for contestant in self.contestants if contestant.batch_size == size]
+        for _, own in self._by_size():
             if all(contestant.answers for contestant in own):
                 shown += with_the_best([self._row(contestant) for contestant in own])
         return shown
@@ -197,10 +244,13 @@ class Comparison:
     def _row(self, contestant: Contestant) -> dict[str, Any]:
         answers, is_alone = contestant.answers, contestant.batch_size == 1
         figures = total([answer.metrics for answer in answers]).as_dict()
-        ratios = []
+        median = quartiles = None
         if is_alone:
             pairs = zip(self.plain.answers, answers, strict=True)
             ratios = [ms_per_token(plain) / ms_per_token(answer) for plain, answer in pairs]
+            median = statistics.median(ratios)
+            if len(ratios) > 1 and contestant is not self.plain:
+                quartiles = statistics.quantiles(ratios, n=4, method="inclusive")[::2]
         else:
             figures["tokens_per_second"] = figures["num_tokens"] / contestant.seconds
             # the counts of one answer do not say what its batch mates had the workers do
@@ -212,8 +262,8 @@ class Comparison:
             "p99_inter_token_ms": figures["p99_inter_token_latency_ms"],
             "num_prompts": len(answers),
             **figures,
-            "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,
-            "speedup_quartiles": quartiles(ratios) if contestant is not self.plain else None,
+            "speedup_vs_autoregressive": median,
+            "speedup_quartiles": quartiles,
             "speedup_vs_best_synchronous": None,
             "num_devices": contestant.num_devices,
             "tokens_per_second_per_device": figures["tokens_per_second"] / contestant.num_devices,
@@ -222,11 +272,29 @@ class Comparison:
         }
 
     def _identity(self, contestant: Contestant) -> dict[str, Any]:
-        asked = zip(self.encoded, self.plain.answers, strict=False)
+        asked = itertools.cycle(zip(self.prompts, self.plain.answers, strict=False))
         gaps = [
-            first_gap(self.engine, prompt, plain.token_ids, answer.token_ids) if self.computes_gaps else None
-            for (prompt, plain), answer in zip(itertools.cycle(asked), contestant.answers, strict=False)
+            first_gap(self.engine, token_ids, plain.token_ids, answer.token_ids) if self.computes_gaps else None
+            for ((_, token_ids), plain), answer in zip(asked, contestant.answers, strict=False)
             if plain.token_ids != answer.token_ids
         ]
         number = len(contestant.answers)
         return {"num_prompts": number, "num_identical": number - len(gaps), "first_difference_gaps": gaps}
+
+
+def ms_per_token(answer: Generation) -> float:
+    """The time of an answer, its prompt included."""
+    return answer.metrics.total_ns / 1e6 / answer.metrics.num_tokens
+
+
+def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
+    """Logit of the expected token less that of the found one, where two answers part; infinite if one only ends."""
+    place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        return float("inf")
+    prefix, model = (*prompt, *expected[:place]), engine.worker.model
+    with engine.turns.alone():
+        [cache] = model.new_caches(1, len(prefix))
+        model.prefill(prefix[:-1], cache)
+        logits = model.run([Rows(prefix[-1:], cache)])[0].logits[0]
+    return float(logits[expected[place]]) - float(logits[found[place]])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from importlib import metadata
 from typing import TypeAlias
 
 import torch
 
-from amusd.commands.bench import measure_links, one_pass, time_in_turns
-from amusd.commands.neighbour import Neighbour
-from amusd.config import EngineConfig, RunConfig
-from amusd.console import Console
+from amusd.commands.bench import beside, measure_links, one_pass, time_in_turns
+from amusd.commands.job import Job
+from amusd.config import EngineConfig
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError, ConfigError
 from amusd.models.building import device_errors
@@ -23,26 +22,16 @@ from amusd.models.fallback import find_way
 from amusd.models.loading import check_target, describe_drafter, describe_target, load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.timed_dtype import settle_dtype
-from amusd.models.tokenizer import Tokenizer, user_turn
-from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import (
-    check_devices,
-    claim_device,
-    count_gpus,
-    device_of,
-    devices_of,
-    free_bytes,
-    link_devices,
-    sharing,
-)
+from amusd.models.tokenizer import user_turn
+from amusd.runtime.cores import allowed_cores
+from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
 from amusd.runtime.startup import cache_bytes
 from amusd.runtime.workers import check_folders, check_ranks
 from amusd.transport.factory import ON_ONE_MACHINE, listen
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
-
-
+_MARKS = {True: "ok", False: "FAIL", None: ""}
 _NOTICEABLE = 1.1
 """Slow-down of a pass from which it is said what that means."""
 
@@ -50,15 +39,14 @@ Finding: TypeAlias = tuple[str, bool | None, str]
 """One line of the report: its name, whether all is well (None: neither good nor bad), and its text."""
 
 
-def run_doctor(config: RunConfig, console: Console) -> int:
+def run(job: Job) -> int:
     """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2."""
     findings = []
-    for name, ok, text in _findings(config.engine()):
+    for name, ok, text in _findings(job.config.engine()):
         findings.append({"name": name, "ok": ok, "text": text})
-        mark = {True: "ok", False: "FAIL", None: ""}[ok]
-        console.text(f"{mark:<4}  {name:<18}  {text}")
+        job.console.text(f"{_MARKS[ok]:<4}  {name:<18}  {text}")
     healthy = all(finding["ok"] is not False for finding in findings)
-    console.document({"ok": healthy, "findings": findings})
+    job.console.document({"ok": healthy, "findings": findings})
     return 0 if healthy else 2
 
 
@@ -106,10 +94,11 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
         if "unavailable" in taken:
             yield f"link {name}", False if name in needed else None, taken["unavailable"]
         else:
-            text = f"{taken['one_way_us_p50']:.0f} us one way between two processes, "
-            long = taken.get("long_one_way_us_p50")
-            further = "" if long is None else f"; {long:.0f} us for 64 KiB from GPU to GPU"
-            yield f"link {name}", True, f"{text}{taken['one_way_us_p99']:.0f} us at the 99th percentile{further}"
+            text = (
+                "{one_way_us_p50:.0f} us one way between two processes, {one_way_us_p99:.0f} us at the 99th percentile"
+            )
+            long = "; {long_one_way_us_p50:.0f} us for 64 KiB from GPU to GPU" if "long_one_way_us_p50" in taken else ""
+            yield f"link {name}", True, f"{text}{long}".format(**taken)
     with closing(listen(wanted, 0, link_devices(config))) as made:
         yield "transport", True, made.address
 
@@ -132,7 +121,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
     yield "target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}"
     if drafters.tokenizer_hash not in ("", tokenizer.fingerprint):
         raise ConfigError("the drafter's tokenizer differs from the target's")
-    texts = [describe_drafter(drafter, config, of_draft) for drafter in config.drafters]
+    texts = (describe_drafter(drafter, config, of_draft) for drafter in config.drafters)
     yield "drafter", True, "; ".join([*texts, *drafters.notes])
     models: dict[str, list[CachedModel]] = {of_target: [model]}
     models.setdefault(of_draft, []).extend(drafters.models)
@@ -140,8 +129,9 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
         yield _memory(config, device, own)
         for each in own if device != "cpu" else ():
             yield f"passes {device}", True, find_way(each, each.new_cache(min(each.max_length, 100)))
-    yield _exactness(config, model, tokenizer)
-    yield _neighbour(config, model, tokenizer)
+    prompt = tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
+    yield _exactness(config, model, prompt)
+    yield _neighbour(config, model, prompt)
 
 
 def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) -> Finding:
@@ -151,25 +141,18 @@ def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) ->
     return f"memory {device}", caches <= free, text
 
 
-def _exactness(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -> Finding:
-    prompt = tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
+def _exactness(config: EngineConfig, model: CachedModel, prompt: Sequence[int]) -> Finding:
     found = measure_width_invariance(model, prompt, num_tokens=32, num_caches=config.max_num_seqs)
     text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
     ok = not any(found) if config.verify_width == "fixed" else None
     return "exactness", ok, f"{text} (verify_width={config.verify_width})"
 
 
-def _neighbour(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -> Finding:
+def _neighbour(config: EngineConfig, model: CachedModel, prompt: Sequence[int]) -> Finding:
     """By how much the draft's device slows a pass of the target while it computes."""
-    cores = allowed_cores()
-    if model.device.type == "cpu":
-        pin_to(cores_for("target", cores, config.hardware))
-    work = {"pass": one_pass(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), 1)}
-    with Neighbour(device_of(config, "draft"), cores_for("draft", cores, config.hardware)) as neighbour:
-        alone, beside = time_in_turns(work, neighbour)
-    pin_to(set(cores))
-    share = beside["pass"] / alone["pass"]
-    text = f"a pass takes {alone['pass']:.1f} ms, and {beside['pass']:.1f} while the draft's device computes"
-    if share < _NOTICEABLE:
+    with beside(config) as busy:
+        alone, slowed = (ms["pass"] for ms in time_in_turns({"pass": one_pass(model, prompt, 1)}, nullcontext, busy))
+    text = f"a pass takes {alone:.1f} ms, and {slowed:.1f} while the draft's device computes"
+    if slowed < _NOTICEABLE * alone:
         return "neighbour", True, f"{text}: running ahead costs the target little"
-    return "neighbour", None, f"{text}: running ahead gains less, by up to {share:.2f} times"
+    return "neighbour", None, f"{text}: running ahead gains less, by up to {slowed / alone:.2f} times"

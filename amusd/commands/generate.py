@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from amusd.answer import Answer, Generation
-from amusd.config import DecodingConfig, RunConfig, SamplingParams
-from amusd.console import Console, percent
+from amusd.commands.job import Done, Job
+from amusd.config import DecodingConfig, SamplingParams
+from amusd.console import percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, RESULT_FILE, write_json
@@ -23,71 +23,73 @@ from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 Encoded: TypeAlias = tuple[WorkloadPrompt, tuple[int, ...]]
 """A prompt and its token ids."""
-Done: TypeAlias = tuple[dict[str, Any], str, Sequence[str]]
-"""A command's `result.json`, the text that standard output still lacks, and notes about the run."""
 
 
-def generate(config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path) -> Done:
+def run(job: Job) -> int:
+    """Answer a prompt, or a file of them; return the exit code."""
+    return job.answer(generate if job.config.out is None else generate_file)
+
+
+def generate(job: Job, engine: Engine) -> Done:
     """One answer, streamed. A partial answer is kept when the run is interrupted or killed."""
+    config, prompt = job.config, job.prompts[0]
     if config.prompt is None:
-        console.text(f"> {prompt.text}\n")
+        job.console.text(f"> {prompt.text}\n")
     decoding, prompt_ids = config.decoding(), engine.encode(prompt.turns, raw=config.workload.raw)
     reference = scripts_of(engine)(prompt_ids, config.sampling, decoding)
     answer = engine.stream(prompt_ids, config.sampling, decoding=decoding, reference=reference)
-    partial_file = run_directory / PARTIAL_FILE
+    partial_file = job.folder / PARTIAL_FILE
     partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
-        with console.streaming(functools.partial(_status, engine, answer, time.perf_counter())) as write:
+        with job.console.streaming(functools.partial(_status, engine, answer, time.perf_counter())) as write:
             for token in answer:
                 with suppress(OSError), partial_file.open("a", encoding="utf-8") as file:
                     file.write(token.text)  # if it can take more; a failing result file reports at its end
                 write(token.text)
     except BaseException:
         kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
-        write_json(run_directory / RESULT_FILE, kept)
-        console.text("")
+        write_json(job.folder / RESULT_FILE, kept)
+        job.console.text("")
         raise
     finally:
         partial_file.unlink(missing_ok=True)
-    return {"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),)
+    return {"complete": True, **answer.generation.as_dict()}, "", [_summary(answer.generation)]
 
 
-def generate_file(config: RunConfig, engine: Engine, run_directory: Path) -> Done:
+def generate_file(job: Job, engine: Engine) -> Done:
     """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
-    out, script, begin = AnswersFile(config), scripts_of(engine), time.perf_counter()
-    refused: list[str] = []
-    asked: list[WorkloadPrompt] = []
+    config, max_num_seqs, begin = job.config, engine.worker.max_num_seqs, time.perf_counter()
+    out, script, decoding = AnswersFile(config), scripts_of(engine), config.decoding()
+    asked, refused = list[WorkloadPrompt](), list[str]()
 
-    def submitted(prompts: list[WorkloadPrompt]) -> Iterator[Answer]:
-        for prompt, token_ids in encoded(engine, config, prompts, refused):
+    def submitted() -> Iterator[Answer]:
+        for prompt, token_ids in encoded(engine, prompts, refused, raw=config.workload.raw):
             asked.append(prompt)
-            reference = script(token_ids, config.sampling, config.decoding())
-            yield engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
+            reference = script(token_ids, config.sampling, decoding)
+            yield engine.submit(token_ids, config.sampling, decoding=decoding, reference=reference)
 
-    result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": engine.worker.max_num_seqs}
+    result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
     result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
         try:
-            with closing(in_flight(engine, submitted(prompts), engine.worker.max_num_seqs)) as answers:
-                for number, answer in enumerate(answers):
+            with closing(in_flight(engine, submitted(), max_num_seqs)) as answers:
+                for number, answer in enumerate(answers, start=1):
                     generation = answer.result()
-                    file.write(out.line(asked[number], generation.as_dict()))
+                    file.write(out.line(asked[number - 1], generation.as_dict()))
                     file.flush()
-                    seconds = time.perf_counter() - begin
-                    result["num_answers"] += 1
-                    result["num_tokens"] += len(generation.token_ids)
-                    result |= {"seconds": seconds, "tokens_per_second": result["num_tokens"] / seconds}
-                    num_over = result["num_answers"] + len(refused)
-                    show_progress(f"{result['tokens_per_second']:.1f} tokens/s", num_over, len(prompts))
+                    num_tokens, seconds = result["num_tokens"] + len(generation.token_ids), time.perf_counter() - begin
+                    result |= {"num_answers": number, "num_tokens": num_tokens, "seconds": seconds}
+                    result["tokens_per_second"] = num_tokens / seconds
+                    show_progress(f"{num_tokens / seconds:.1f} tokens/s", number + len(refused), len(prompts))
             result["complete"] = True
         finally:
             end_progress()
             result |= {"num_prompts": len(prompts), "num_refused_prompts": len(refused)}
             if not result["complete"]:
-                write_json(run_directory / RESULT_FILE, result)
-    text = f"{result['num_answers']} answers, {result['num_tokens']} tokens: {result['tokens_per_second']:.1f} tokens/s"
-    return result, f"{out.path}: {text}", refused
+                write_json(job.folder / RESULT_FILE, result)
+    text = "{out}: {num_answers} answers, {num_tokens} tokens: {tokens_per_second:.1f} tokens/s"
+    return result, text.format(**result), refused
 
 
 def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
@@ -110,11 +112,11 @@ def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
     return script
 
 
-def encoded(engine: Engine, config: RunConfig, prompts: list[WorkloadPrompt], refused: list[str]) -> Iterator[Encoded]:
+def encoded(engine: Engine, prompts: Sequence[WorkloadPrompt], refused: list[str], *, raw: bool) -> Iterator[Encoded]:
     """Prompts and their tokens. One that cannot be used is left out, with a line in `refused`."""
     for prompt in prompts:
         try:
-            yield prompt, engine.encode(prompt.turns, raw=config.workload.raw)
+            yield prompt, engine.encode(prompt.turns, raw=raw)
         except ConfigError as error:  # noqa: PERF203 - the others go on
             refused.append(f"prompt {prompt.number} was left out: {error}")
 
@@ -157,7 +159,7 @@ def _summary(generation: Generation) -> str:
         counts = f"{figures['num_accepted_draft_tokens']} of {figures['num_draft_tokens']}"
         parts += [
             f"drafter {generation.drafter}: {counts} candidates accepted",
-            f"{figures['mean_acceptance_length']:.2f} tokens a pass",
+            f"{figures['tokens_per_verification']:.2f} tokens a pass",
             f"target idle {percent(figures['target_idle_fraction'])}",
             f"draft idle {percent(figures['draft_idle_fraction'])}",
         ]

@@ -32,6 +32,7 @@ FATES: dict[Fate, tuple[str, str]] = {
     "overtaken": ("#56b4e9", "drafted right, but too late"),
     "wasted": ("#d55e00", "drafted in vain"),
 }
+EDGES: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
 STYLE: dict[Any, Any] = {"font.size": 9.5, "legend.frameon": False, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
 """The same data give the same file."""
 NUM_PASSES = 14
@@ -79,11 +80,11 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
 
     passes = [event for _, part in answers for event in part.target if isinstance(event, TargetPass)]
     shown_ms = NUM_PASSES * statistics.median(event.duration_ns for event in passes) / 1e6 if passes else 1.0
-    figure, all_axes = subplots(9.0, 0.7 + 1.25 * len(answers), rows=len(answers))
-    for axes, (name, part) in zip(all_axes.flat if len(answers) > 1 else [all_axes], answers, strict=True):
-        _draw_lanes(axes, part, shown_ms)
+    figure, _ = subplots(9.0, 0.7 + 1.25 * len(answers), rows=len(answers))
+    for axes, (name, part) in zip(figure.axes, answers, strict=True):
+        _draw_tracks(axes, part, shown_ms)
         axes.set_title(name, loc="left", fontsize=9.5)
-    axes.set_xlabel("milliseconds")
+    figure.axes[-1].set_xlabel("milliseconds")
     samples: list[Any] = [Patch(color=PASS, label="pass of the target, tokens committed")]
     samples += [Patch(color=colour, label=label) for colour, label in FATES.values()]
     samples.append(Line2D([], [], marker="v", linestyle="none", color=INK, label="rollback"))
@@ -91,8 +92,10 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
-    begin_ns = min((event.start_ns for event in part.target if isinstance(event, TargetPass)), default=0)
+def _draw_tracks(axes: Axes, part: Timeline, shown_ms: float) -> None:
+    passes = [event for event in part.target if isinstance(event, TargetPass)]
+    begin_ns = min((event.start_ns for event in passes), default=0)
+    has_draft = bool(part.draft)
 
     def span(event: Any) -> tuple[float, float]:
         return (event.start_ns - begin_ns) / 1e6, event.duration_ns / 1e6
@@ -100,23 +103,20 @@ def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
     for events, bottom in ((part.target, 1.0), (part.draft, 0.0)):
         prefills = [span(event) for event in events if event.name.endswith("prefill")]
         axes.broken_barh(prefills, (bottom, 0.8), facecolors=FAINT)
-    for event in part.target:
-        if isinstance(event, TargetPass):
-            left, width = span(event)
-            axes.add_patch(_box(left, 1.0, width, 0.8, PASS))
-            if left + width <= shown_ms:
-                axes.text(left + width / 2, 1.4, f"+{event.num_tokens}", ha="center", va="center", fontsize=8)
+    axes.broken_barh([span(event) for event in passes], (1.0, 0.8), facecolors=PASS, **EDGES)
+    for event in passes:
+        left, width = span(event)
+        if left + width <= shown_ms:
+            axes.text(left + width / 2, 1.4, f"+{event.num_tokens}", ha="center", va="center", fontsize=8)
     for step, fates in judge_steps(*part):
-        left, width = span(step)
         bottom = 0.0
         for fate, (colour, _) in FATES.items():
             height = 0.8 * fates[fate] / max(1, step.num_tokens)
-            axes.add_patch(_box(left, bottom, width, height, colour))
+            axes.broken_barh([span(step)], (bottom, height), facecolors=colour, **EDGES)
             bottom += height
     rolled = [span(event)[0] for event in part.draft if event.name == "rollback"]
     axes.plot(rolled, [0.9] * len(rolled), "v", color=INK, markersize=4, clip_on=True)
     axes.set(xlim=(-0.03 * shown_ms, shown_ms), ylim=(-0.1, 1.9))
-    has_draft = bool(part.draft)
     axes.set_yticks([1.4, 0.4][: 1 + has_draft], ["target", "draft"][: 1 + has_draft])
     axes.tick_params(axis="y", length=0)
 
@@ -134,9 +134,3 @@ def subplots(width: float, height: float, rows: int = 1) -> tuple[Figure, Any]:
     for one in figure.axes:
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def _box(left: float, bottom: float, width: float, height: float, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((left, bottom), width, height, facecolor=colour, edgecolor="white", linewidth=0.5)

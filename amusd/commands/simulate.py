@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amusd.commands.tables import advice, row_name, rows_table, settings_of
+from amusd.commands.job import Job
+from amusd.commands.tables import report, row_name, settings_of
 from amusd.config import DecodingConfig, RunConfig
-from amusd.console import Console
 from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
 from amusd.logs import end_progress, show_progress
@@ -33,11 +33,10 @@ Measured on the embedded draft: eight nodes take 1.4 times one.
 """
 
 
-def run_simulate(config: RunConfig, run_directory: Path, console: Console) -> int:
-    """Predict, keep and show the result; returns the exit code. Raises `ConfigError` for missing inputs."""
-    result = simulate(config, simulator_of(config), run_directory / "events")
-    console.conclude(result, simulate_text(result), run_directory)
-    return 0
+def run(job: Job) -> int:
+    """Predict, keep and show the result; return the exit code. Raises `ConfigError` for missing inputs."""
+    result = simulate(job.config, simulator_of(job.config), job.folder / "events")
+    return job.conclude(result, report(result["rows"]))
 
 
 def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> dict[str, Any]:
@@ -73,11 +72,6 @@ def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> di
     }
 
 
-def simulate_text(result: dict[str, Any]) -> str:
-    """The result as text for a person."""
-    return f"{rows_table(result['rows'])}\n\n{advice(result['rows'])}"
-
-
 def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:
     """The schedules to try; plain decoding first, the user's own policy last."""
     settings, base = config.simulate, replace(config.decoding(), mode="asynchronous")
@@ -101,7 +95,6 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
         # As in `compare`: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
         "speedup_vs_best_synchronous": None if decoding.mode == "autoregressive" else gain,
-        "tokens_per_verification": metrics["mean_acceptance_length"],
         **metrics,
         "draft_idle_fraction": outcome.draft_idle_fraction,
         "tokens_per_second": outcome.tokens_per_second,

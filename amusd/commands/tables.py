@@ -1,9 +1,9 @@
-"""The rows of `compare` and `simulate` as text: their names, their columns, and the advice below them."""
+"""The rows of `compare` and `simulate`: their names, the best of them, and as text with advice below."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from amusd.config import DecodingConfig
@@ -15,6 +15,9 @@ Row = Mapping[str, Any]
 TIE = 0.02
 """A difference in speed below this counts as none."""
 LEGEND_WIDTH = 118
+_IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
+_ALONE = ("target_idle_fraction", "draft_idle_fraction")
+"""Columns that are shown where answers are made several at a time, and those where one at a time."""
 
 
 def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
@@ -61,7 +64,7 @@ COLUMNS = (
     Column("speedup_quartiles", "quartiles", "{0[0]:.2f}-{0[1]:.2f}".format),
     Column("speedup_vs_best_synchronous", "x best sync", "{:.2f}".format, "over the best synchronous length"),
     Column("acceptance_rate", "accepted", percent, "of the judged candidates"),
-    Column("mean_acceptance_length", "tokens/pass", "{:.2f}".format, "committed by a target pass"),
+    Column("tokens_per_verification", "tokens/pass", "{:.2f}".format, "committed by a target pass"),
     Column("p50_inter_token_ms", "p50 ms", "{:.1f}".format, "time between tokens"),
     Column("p99_inter_token_ms", "p99 ms", "{:.1f}".format),
     Column("target_idle_fraction", "idle t", percent, "time without work, target"),
@@ -72,20 +75,49 @@ COLUMNS = (
 )
 
 
-def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Mapping[str, str] | None = None) -> str:
+def report(rows: Sequence[Row], hidden: Sequence[str] = ()) -> str:
+    """`rows_table`, and below it an advice for each batch size."""
+    sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
+    advices = {size: advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
+    lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
+    shown = rows_table(rows, [*hidden, *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
+    return "\n\n".join(filter(None, (shown, "\n".join(lines))))
+
+
+def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequence[Row] = ()) -> str:
     """A table of the columns in which any row has a figure, without `hidden` ones, and a legend of their meanings.
 
-    `leading`: heading and name of columns before these.
+    `leading`: for each row headings and values of columns before these.
     """
-    before = leading or {}
     shown = [column for column in COLUMNS if column.name not in hidden and any(map(column.text, rows))]
     lines = [
-        (*(str(row[name]) for name in before.values()), row_name(row), *(column.text(row) for column in shown))
-        for row in rows
+        (*map(str, before.values()), row_name(row), *(column.text(row) for column in shown))
+        for before, row in zip(leading or [{}] * len(rows), rows, strict=True)
     ]
+    header = (*next(iter(leading), {}), "mode", *(column.heading for column in shown))
     meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in shown if column.meaning)
-    legend = textwrap.fill(meanings, LEGEND_WIDTH)
-    return f"{table((*before, 'mode', *(column.heading for column in shown)), lines)}\n\n{legend}"
+    return f"{table(header, lines)}\n\n{textwrap.fill(meanings, LEGEND_WIDTH)}"
+
+
+def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Plain decoding, then for each drafter the best synchronous row and the asynchronous ones."""
+    plain, *others = rows
+    for row in rows:
+        if row["speedup_vs_autoregressive"] is None:
+            row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
+    yield plain
+    for drafter in dict.fromkeys(row["drafter"] for row in others):
+        own = [row for row in others if row["drafter"] == drafter]
+        blocks = [row for row in own if row["mode"] == "synchronous"]
+        best = max(blocks, key=lambda row: float(row["tokens_per_second"]), default=None)
+        if best is not None:
+            best["tuned"] = {
+                f"{row['num_speculative_tokens']}{' as a tree' if row['tree'] else ''}": row["tokens_per_second"]
+                for row in blocks
+            }
+            for row in own:
+                row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
+        yield from (row for row in own if row is best or row["mode"] != "synchronous")
 
 
 def advice(rows: Sequence[Row]) -> str:

@@ -6,19 +6,30 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from amusd.tracing.events import DraftStep, MessageEvent, TargetPass
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, DraftStep, MessageEvent, TargetPass
 from amusd.tracing.timeline import Timeline
 
 
 def account(parts: Sequence[Timeline]) -> Iterator[str]:
     """Lines for people about the sequences of one schedule; none without passes."""
-    passes = [event for part in parts for event in part.target if isinstance(event, TargetPass)]
-    steps = [event for part in parts for event in part.draft if isinstance(event, DraftStep)]
-    waits = [event.duration_ns / 1e6 for part in parts for event in part.target if event.name == "target_wait"]
+    target, draft = ([event for part in parts for event in part[place]] for place in range(2))
+    passes = [event for event in target if isinstance(event, TargetPass)]
+    steps = [event for event in draft if isinstance(event, DraftStep)]
+    waits = [event.duration_ns / 1e6 for event in target if event.name == "target_wait"]
     if not passes:
         return
     each = sum(event.num_tokens for event in passes) / len(passes)
     yield f"{len(passes)} passes, {each:.2f} tokens each; {len(waits)} waits, {sum(waits):.0f} ms"
+    whole_ns, target_ns, draft_ns = (
+        sum(event.duration_ns for event in events if event.name in names)
+        for events, names in ((target, ("sequence",)), (target, TARGET_WORK), (draft, DRAFT_WORK))
+    )
+    accepted, judged = (sum(getattr(event, name) for event in passes) for name in ("num_accepted", "num_judged"))
+    num_rollbacks = sum(event.name == "rollback" for event in draft)
+    yield (
+        f"  {whole_ns / 1e6:.0f} ms: target at work {target_ns / whole_ns:.0%}, draft {draft_ns / whole_ns:.0%}; "
+        f"{accepted} of {judged} candidates accepted, {num_rollbacks} rollbacks"
+    )
     for number, ns in _medians((event.num_candidates, event.duration_ns) for event in passes):
         own = [event.num_accepted for event in passes if event.num_candidates == number]
         yield f"  {number} candidates: {len(own)} passes, {ns / 1e6:.1f} ms, {statistics.fmean(own):.2f} accepted"

@@ -1,8 +1,8 @@
 """The figures of a generation, from raw counts. Counts add up over generations; ratios are taken of the sums.
 
-`acceptance_rate` is accepted / verified candidates, `mean_acceptance_length` is tokens per verification, the target's
-own included, `acceptance_by_position[i]` is the share of verifications with candidates whose i-th candidate was
-accepted.
+`acceptance_rate` is accepted / verified candidates, `tokens_per_verification` is tokens per pass, the target's own
+included, `mean_acceptance_length` leaves out passes without candidates (see below), `acceptance_by_position[i]` is the
+share of verifications with candidates whose i-th candidate was accepted.
 
 Latencies in milliseconds, of tokens as they leave the target:
 
@@ -138,7 +138,8 @@ class GenerationMetrics(TargetCounts):
 
     def as_dict(self) -> dict[str, Any]:
         """The documented names, with ratios; None where a figure does not exist."""
-        draft, gaps_ms = self.draft, sorted(ns / 1e6 for ns in self.chunk_gaps_ns)
+        draft, speculative = self.draft, self._speculative_decoding()
+        gaps_ms = sorted(ns / 1e6 for ns in self.chunk_gaps_ns)
         return {
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_cached_tokens": self.num_cached_tokens,
@@ -159,7 +160,8 @@ class GenerationMetrics(TargetCounts):
             "num_alternatives": self.num_alternatives,
             "num_accepted_alternatives": self.num_accepted_alternatives,
             "acceptance_rate": _ratio(self.num_accepted, self.num_verified),
-            "mean_acceptance_length": _ratio(self.num_tokens, self.num_passes),
+            "tokens_per_verification": _ratio(self.num_tokens, self.num_passes),
+            "mean_acceptance_length": speculative["mean_acceptance_length"],
             "acceptance_by_position": [count / self.num_drafts for count in self.accepted_by_position],
             "num_rollbacks": draft and draft.num_rollbacks,
             "num_drafted": draft and draft.num_drafted,
@@ -171,7 +173,7 @@ class GenerationMetrics(TargetCounts):
             "num_refused": self.num_refused,
             "num_draft_restarts": self.num_draft_restarts,
             "num_tokens_alone": self.num_tokens_alone,
-            "speculative_decoding": self._speculative_decoding(),
+            "speculative_decoding": speculative,
         }
 
     def _speculative_decoding(self) -> dict[str, Any]:

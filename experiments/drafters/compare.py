@@ -70,7 +70,7 @@ def row_of(name: str, job: Document, by_position: Document, steps: dict[str, flo
         "megabytes": sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) / 1e6 if folder else None,
         "step_ms": steps[kind],
         "accepted_by_distance": conditional(chain["acceptance_by_position"]),
-        "feature_bytes_per_pass": 2 * width * best["mean_acceptance_length"],
+        "feature_bytes_per_pass": 2 * width * best["tokens_per_verification"],
         "plain": rows["autoregressive"]["tokens_per_second"],
         "synchronous": best["tokens_per_second"],
         "block": f"{best['num_speculative_tokens']}{' as a tree' if best['tree'] else ''}",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from amusd.commands.compare import Comparison
-from amusd.commands.contestants import contestants_of
+from amusd.commands.compare import Comparison, contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.engine import Engine
 from amusd.runtime.draft_process import DraftProcess
@@ -22,7 +21,7 @@ KEPT = (
     "speedup_vs_autoregressive",
     "speedup_vs_best_synchronous",
     "acceptance_rate",
-    "mean_acceptance_length",
+    "tokens_per_verification",
     "target_idle_fraction",
     "draft_idle_fraction",
     "identical_to_autoregressive",

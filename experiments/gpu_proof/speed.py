@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from amusd.commands.bench import read_bandwidth
-from amusd.commands.latency import measure_one_way
+from amusd.commands.other_worker import measure_one_way
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.config.engine import ModelShape
 from amusd.engine import Engine

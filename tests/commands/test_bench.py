@@ -10,8 +10,8 @@ import pytest
 import torch
 from models import tiny
 
-from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
-from amusd.commands.neighbour import Neighbour
+from amusd.commands.bench import load_transformers, measure_links, measure_models
+from amusd.commands.other_worker import neighbour
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel, extend
@@ -43,20 +43,19 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     monkeypatch.setattr("amusd.commands.bench.NUM_ROUNDS", 2)
     generate = load_transformers(str(checkpoint), "float32", "cpu")
     draft = CachedModel(model.network, replace(model.options, numerics=Numerics(width=16, fixed=False)), 128)
-    with Neighbour("cpu", set()) as neighbour:
-        document = measure_models(model, {"hf": draft}, generate, PROMPT, neighbour)
+    with neighbour("cpu", set()) as busy:
+        document, report = measure_models(model, {"hf": draft}, generate, PROMPT, busy)
     taken = dict(measure_links(links, HardwareConfig(), 50))
     assert 0 < taken["zeromq"]["one_way_us_p50"] <= taken["zeromq"]["one_way_us_p99"]
     assert "port" in taken["shared_memory"]["unavailable"]
-    document["transport"] = taken
     target, steps = document["target"], document["draft"]["hf"]
     for of_rows in (target["forward_ms"], target["beside_ms"], steps["tree_ms"], steps["tree_beside_ms"]):
         assert list(of_rows) == ["1", "4", "8", "16"]
         assert min(*of_rows.values(), target["forward_ms_fixed"], steps["step_ms"], steps["step_beside_ms"]) > 0
     assert target["floor_ms"] == pytest.approx(model.weight_bytes / target["bandwidth_gb_s"] / 1e6)
     assert document["peer"]["hf_generate_ms_per_token"] > 0
-    text = bench_text(document)
-    names = "draft step, hf", "draft step, hf, tree, 16 rows", "transformers.generate", "shared_memory"
+    text = "\n".join(report)
+    names = "draft step, hf", "draft step, hf, tree, 16 rows", "transformers.generate"
     for name in ("target, 4 rows", "target, fixed width", *names, "while the other worker computes"):
         assert name in text
 

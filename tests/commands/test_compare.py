@@ -13,12 +13,13 @@ import pytest
 from runtime.draft_processes import survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
-from amusd.commands.compare import Comparison, compare
-from amusd.commands.contestants import Contestant, contestants_of
-from amusd.commands.run import answer
+from amusd.commands import compare
+from amusd.commands.compare import Comparison, Contestant, contestants_of
+from amusd.commands.job import Job
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
+from amusd.engine import Engine
 from amusd.files import ANSWERS_FILE, RESULT_FILE
 from amusd.settings import from_mapping
 from amusd.workload import WorkloadPrompt, user_prompt
@@ -45,6 +46,10 @@ def run_config(*sizes: int, **changes: object) -> RunConfig:
         **changes,
     }
     return from_mapping(RunConfig, values)
+
+
+def job(engine: Engine, folder: Path, *sizes: int) -> Job:
+    return Job(run_config(*sizes), Console(), folder, PROMPTS, lambda: engine)
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -94,7 +99,7 @@ def test_an_interrupted_comparison_keeps_its_rows_without_computing_anything(
     answered = Comparison.answer
     monkeypatch.setattr(Comparison, "answer", answer_otherwise)
     with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
-        compare(run_config(), engine, PROMPTS, tmp_path)
+        compare.run(job(engine, tmp_path))
     rows = json.loads((tmp_path / RESULT_FILE).read_text())["rows"]
     different = {"num_prompts": 1, "num_identical": 0, "first_difference_gaps": [None]}
     assert rows[1]["identical_to_autoregressive"] == different
@@ -112,7 +117,7 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(
     monkeypatch.setattr("amusd.commands.compare.show_progress", look)
 
     with pair(NGRAM) as (engine, _):
-        compare(run_config(), engine, PROMPTS, tmp_path)
+        compare.run(job(engine, tmp_path))
     assert found == [0, 0, 2, 2, 4, 4]
 
 
@@ -123,7 +128,7 @@ def test_an_interrupted_comparison_keeps_the_turns_that_were_over(
     interrupt_at(monkeypatch, num_done)
 
     with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
-        compare(run_config(), engine, PROMPTS, tmp_path)
+        compare.run(job(engine, tmp_path))
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["complete"], [row["num_prompts"] for row in result["rows"]]) == (False, [num_done // 2] * 2)
 
@@ -194,7 +199,7 @@ def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(compared
 def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "environment.json").write_text("{}")
     with pair(NGRAM, max_num_seqs=4, pass_seconds=0.0) as (engine, _):
-        assert answer("compare", run_config(1, 4), engine, Console(), PROMPTS, tmp_path) == 0
+        assert compare.run(job(engine, tmp_path, 1, 4)) == 0
     header, _, *lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     assert header.split()[-1] == "identical"
     assert [line.split()[-1] for line in lines] == ["3/3", "3/3", "6/6", "6/6"]

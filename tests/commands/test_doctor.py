@@ -10,7 +10,7 @@ import pytest
 from models import tiny
 
 from amusd.commands.doctor import _findings, _guard, _links, _models
-from amusd.commands.latency import LONG, measure_one_way
+from amusd.commands.other_worker import LONG, measure_one_way
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel

@@ -12,7 +12,9 @@ import pytest
 from runtime.pair import plain_engine
 
 from amusd.commands.generate import generate_file
+from amusd.commands.job import Job
 from amusd.config import RunConfig
+from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
@@ -36,7 +38,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def generate(config: RunConfig, engine: Engine) -> dict[str, Any]:
-    return generate_file(config, engine, Path(str(config.out)).parent)[0]
+    return generate_file(Job(config, Console(), Path(str(config.out)).parent, [], lambda: engine), engine)[0]
 
 
 def written(config: RunConfig) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from amusd.commands.simulate import simulate, simulate_text, simulator_of
+from amusd.commands.simulate import simulate, simulator_of
+from amusd.commands.tables import report
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
@@ -48,7 +49,7 @@ def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path:
     assert plain == pytest.approx(50, rel=0.03)
     best = max(row["tokens_per_second"] for row in rows if row["mode"] == "synchronous")
     for row in rows:
-        assert row["tokens_per_verification"] == row["mean_acceptance_length"]
+        assert row["tokens_per_verification"] == row["num_tokens"] / row["num_passes"]
         assert row["speedup"] == pytest.approx(row["tokens_per_second"] / plain)
     for row in rows[1:]:
         assert row["speedup_vs_best_synchronous"] == pytest.approx(row["tokens_per_second"] / best)
@@ -57,7 +58,7 @@ def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path:
     assert inputs["max_candidates_in_a_pass"] == 7
     assert inputs["costs"]["to_draft_ms"] == pytest.approx(0.05)
     assert inputs["costs"]["tree_row_ms"] == pytest.approx(0.06 * 2.5)
-    table, legend, advice = simulate_text(result).split("\n\n")
+    table, legend, advice = report(result["rows"]).split("\n\n")
     header, _, *lines = table.splitlines()
     assert [line.partition("  ")[0] for line in lines][-2:] == [
         "asynchronous (branching, waits for 3)",

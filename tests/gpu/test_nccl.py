@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from amusd.commands.latency import measure_one_way
+from amusd.commands.other_worker import measure_one_way
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open, Shutdown, Verdict

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from amusd.errors import ConfigError
+from launch.commands import COMMANDS
 from launch.compose import compose_config, conf_folder, for_hydra
-from launch.main import COMMANDS
 
 NEEDED = {
     "custom": ["drafter.factory=mine:make"],

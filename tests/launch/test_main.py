@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,7 +12,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import amusd
-from launch.main import COMMANDS, main
+from launch.commands import COMMANDS
+from launch.main import main
 from tests.launch.processes import run
 
 MISTAKES = [
@@ -36,8 +38,11 @@ MISTAKES = [
     (["bench", "hardware.num_threads=2147483647"], "hardware.num_threads=2147483647: this machine has "),
     (["simulate", "accept=0.8"], "accept=0.8: only allowed with drafter=synthetic, or to simulate, with verify_ms"),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
-    (["keys"], "keys: name the folder to write, and nothing else: amusd keys FOLDER"),
-    (["trace", "run", "sequence=one"], "trace: name the folder of a run"),
+    (["keys"], "keys: name one folder, and nothing else: amusd keys FOLDER"),
+    (
+        ["trace", "run", "sequence=1", "x=2"],
+        "trace: name one folder, and nothing else: amusd trace RUN_DIR",
+    ),
     (["trace", "/proc/nowhere"], "/proc/nowhere/events: hold no answer; is it a run directory"),
 ]
 
@@ -94,7 +99,9 @@ def test_a_configuration_is_printed_and_may_start_from_a_file_of_ones_own(
 def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     overview = capsys.readouterr().out
-    assert all(f"\n  {name} " in overview for name in COMMANDS)
+    for name in COMMANDS:
+        assert f"\n  {name} " in overview
+        assert callable(import_module(f"amusd.commands.{name.replace('-', '_')}").run)
     assert main(["generate", "--help"]) == 0
     text = capsys.readouterr().out
     assert "drafter: auto, cascade, custom, dflash" in text
@@ -108,9 +115,9 @@ def test_the_doctor_is_called_with_and_without_options_of_hydra_and_leaves_no_fo
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("amusd.commands.doctor.run_doctor", run_doctor := Mock(return_value=2))
+    monkeypatch.setattr("amusd.commands.doctor.run", doctor := Mock(return_value=2))
     assert main(["doctor", *options]) == 2
-    run_doctor.assert_called_once()
+    doctor.assert_called_once()
     assert list(tmp_path.glob("runs/*")) == []
 
 

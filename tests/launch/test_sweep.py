@@ -14,8 +14,7 @@ import pytest
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from launch.run_directory import create_run_directory, is_done
-from launch.sweep import summarize, summary_table
+from launch.run_directory import create_run_directory, is_done, summarize, summary_table
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.warm import Popen
 

@@ -36,7 +36,8 @@ def test_figures_of_one_generation() -> None:
     assert figures["ms_per_token"] == pytest.approx(13)
     assert figures["time_to_first_token_ms"] == pytest.approx(30)
     assert figures["acceptance_rate"] == 5 / 8
-    assert figures["mean_acceptance_length"] == 2
+    assert figures["tokens_per_verification"] == 2
+    assert figures["mean_acceptance_length"] == figures["speculative_decoding"]["mean_acceptance_length"] == 1 + 5 / 4
     assert figures["acceptance_by_position"] == [1.0, 0.25]
     assert figures["wasted_draft_fraction"] == 0.75
     assert figures["draft_idle_fraction"] == 0.5

@@ -9,7 +9,7 @@ import pytest
 from simulation.builders import PLAIN, chain, synchronous, write_run
 from tracing.runs import MACHINE
 
-from amusd.commands.trace import trace
+from amusd.commands.trace import run
 from amusd.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def run_directory(tmp_path: Path) -> Path:
 def test_the_file_the_picture_and_the_figures_of_a_sequence(
     run_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert trace(run_directory) == 0
+    assert run(run_directory) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("sequence 2001: asynchronous (chain), drafter simulated\n")
     assert "target at work " in printed
@@ -41,12 +41,12 @@ def test_the_file_the_picture_and_the_figures_of_a_sequence(
 def test_what_cannot_be_traced_is_said_in_one_line(
     run_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^sequence=9: no such sequence; this run has 1 to 3001$"):
-        trace(run_directory, 9)
+    with pytest.raises(ConfigError, match=r"^sequence=9: no such sequence; this run has sequence=1 to 3001$"):
+        run(run_directory, "sequence=9")
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(ConfigError, match="hold no answer"):
-        trace(empty)
+        run(empty)
     (empty / "events").mkdir()
     (empty / "events" / "target.jsonl").write_text('{"name": "target_pass"}\n')
     with pytest.raises(ConfigError, match="cannot be read"):
-        trace(empty)
+        run(empty)
