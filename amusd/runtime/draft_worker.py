@@ -15,7 +15,8 @@ from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
 from amusd.logs import warn_once
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
-from amusd.runtime.draft_sequence import DraftSequence, step_together
+from amusd.runtime.draft_sequence import DraftSequence
+from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.messages import record_message
@@ -91,11 +92,27 @@ class DraftWorker:
         for sequence in self.working:
             alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
         for kind, working in alike.items():
-            step_together(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)), self.recorder)
+            self._compute(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)))
             for sequence in working:
                 self._send(sequence)
             if self.recorder.now_ns() - self._last_sent_ns >= SIGN_NS:
                 self._post(working[0].progress())
+
+    def _compute(self, sequences: Sequence[DraftSequence], cost: RowCost) -> None:
+        """One step for sequences with work, each of which is charged a share of its time by rows."""
+        start_ns = self.recorder.now_ns()
+        shares = draft_step([sequence.manager for sequence in sequences], cost.row_share)
+        step_ns = self.recorder.now_ns() - start_ns
+        num_rows = sum(len(nodes) for nodes, _ in shares)
+        if all(node.parent for nodes, _ in shares for node in nodes):  # for a root, after a miss, caches are cold
+            cost.passed(num_rows, step_ns)
+        num_done, begin_ns = 0, start_ns
+        for sequence, (nodes, found) in zip(sequences, shares, strict=True):
+            if nodes:
+                num_done += len(nodes)
+                end_ns = start_ns + step_ns * num_done // num_rows
+                sequence.stepped(len(found), step_ns, begin_ns, end_ns)
+                begin_ns = end_ns
 
     def _receive(self) -> None:
         # a step is for all that work, so it waits only as long as each would

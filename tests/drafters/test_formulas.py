@@ -32,7 +32,8 @@ from amusd.drafters.eagle import EagleDrafter
 from amusd.models.draft_networks import load_published
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 
@@ -86,7 +87,7 @@ class Pair:
 
     def propose(self, number: int) -> None:
         for _ in range(number):
-            propose([self.manager])
+            draft_step([self.manager])
 
     def commit(self, *token_ids: int) -> None:
         self.manager.apply(Verdict(1, 1, 0, len(self.committed), token_ids, 0))

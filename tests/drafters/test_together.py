@@ -22,7 +22,8 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 
 NUMBER = 4
 MAX_LENGTH = 90
@@ -113,8 +114,8 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
     most = 0
     for _ in range(25):
         asking = rng.sample(range(NUMBER), rng.randint(1, NUMBER))
-        numbers = numbers_of(propose([together[index] for index in asking]))
-        assert numbers == [number for index in asking for number in numbers_of(propose([alone[index]]))]
+        numbers = numbers_of(draft_step([together[index] for index in asking]))
+        assert numbers == [number for index in asking for number in numbers_of(draft_step([alone[index]]))]
         most = max(most, sum(num_nodes > 0 for num_nodes, _ in numbers))
         for one, other in zip(together, alone, strict=True):
             assert tree_of(one) == tree_of(other)
@@ -139,7 +140,7 @@ def test_several_share_the_passes_of_the_model(kind: str, num_steps: int, monkey
     managers = managers_of(KINDS[kind], drafters, 1)
     monkeypatch.setattr(model, "run", spy)
     for _ in range(num_steps):
-        propose(managers)
+        draft_step(managers)
     assert sizes.count(NUMBER) == num_steps, "those that want more tokens go on without the others"
 
 

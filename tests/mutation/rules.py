@@ -343,7 +343,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/draft_sequence.py", "tests/runtime/test_draft_worker.py"): {
         "work is not counted": ("self.busy_ns += end_ns - start_ns", "pass"),
-        "each sequence is charged a whole step": ("            begin_ns = end_ns\n", ""),
     },
     ("amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"): {
         "any drafter takes over the next sequence": ("opening.follows if opening.follows in free else", ""),
@@ -354,6 +353,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "",
         ),
         "a draft at long work says nothing": (">= SIGN_NS", ">= 10**18"),
+        "each sequence is charged a whole step": ("                begin_ns = end_ns\n", ""),
         "what a verdict prepared is not sent at once": ("if is_news:", "if False:"),
         "an impossible verdict is answered by silence": ("\n            self._refuse(sequence.sequence_id)", ""),
         "the first of several verdicts is followed": (".verdict = message", ".verdict = sequence.verdict or message"),

@@ -16,7 +16,8 @@ from amusd.drafters.base import Drafter, Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 
 OPENINGS = {
     "chain": Open(1, 1, PROMPT, 100, "brittle", 8, 1),
@@ -94,7 +95,7 @@ def manager_of(kind: str, drafter: Drafter) -> RollbackManager:
     manager = RollbackManager(OPENINGS[kind], drafter)
     manager.open()
     for _ in range(4):
-        propose([manager])
+        draft_step([manager])
     return manager
 
 
@@ -125,7 +126,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         before = tree_of(manager)
         try:
             if rng.random() < 0.6:
-                propose([manager])
+                draft_step([manager])
             else:
                 known = paths(manager.session.root)
                 new = rng.choice(known) if known and rng.random() < 0.7 else (rng.randrange(VOCAB_SIZE),)
@@ -142,7 +143,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         assert failed_in == "look_up" or tree_of(manager) == before
         return
     while manager.session.has_work:
-        propose([manager])
+        draft_step([manager])
     if kind == "chain":
         fresh = AutoregressiveDrafter(target_model())
         fresh.open(committed, 100)
@@ -157,14 +158,15 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
     manager = manager_of(kind, BrittleDrafter(DRAFTERS[kind](), lambda name: name == "follow"))
     verdict = contradiction(manager)
     num_nodes = manager.session.num_nodes
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.DEBUG):
         transition = manager.apply(verdict)
     assert transition is not None
     assert transition.num_discarded == num_nodes - 1
     assert manager.session.committed == (*PROMPT, *verdict.token_ids)
     assert manager.drafter.length == manager.session.base
     assert "opened again: DeviceLostError('follow')" in caplog.text
-    assert propose([manager])[0][0]
+    assert "raise DeviceLostError" in caplog.text, "a traceback for who looks for the cause"
+    assert draft_step([manager])[0][0]
 
 
 def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:

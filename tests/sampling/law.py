@@ -24,7 +24,8 @@ from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.acceptance import unpack_rows
 from amusd.sampling.ratio_test import RatioTest
 from amusd.sampling.sampler import SamplingState
@@ -150,7 +151,7 @@ class Experiment:
         while session.committed_length < len(PROMPT) + NUM_TOKENS:
             step = schedule.random() if self.asynchronous else 0.0  # synchronous: the first thing that can be done
             if step < 0.4 and manager.has_work:
-                propose([manager])
+                draft_step([manager])
                 if offer := manager.session.offer():
                     candidates.append(encode(self.filter_offer(offer), 7))
             elif step < 0.6 and candidates:
