@@ -22,8 +22,8 @@ from amusd.commands.neighbour import Neighbour
 from amusd.config import DecodingConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.console import Console, table
 from amusd.drafters.base import Expansion
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
-from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json
 from amusd.logs import end_progress, logger, show_progress
@@ -121,7 +121,7 @@ def measure_models(
     work = {str(width): one_pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": one_pass(target, prompt, 1)}
     for name, model in drafts.items():
         work[name] = _steps(model, prompt, DRAFT_STEPS)
-        drafter = ModelTreeDrafter(model, NgramCache())
+        drafter = ModelDrafter(model, NgramCache())
         work |= {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
     alone, beside = time_in_turns(work, neighbour)
     others = {"plain": _steps(target, prompt, NUM_TOKENS)}
@@ -251,15 +251,15 @@ def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
     return _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
 
 
-def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> Work:
+def _tree_step(drafter: ModelDrafter, prompt: Sequence[int], width: int) -> Work:
     """A step of `width` nodes below the root."""
 
     def run() -> None:
         if drafter.committed != prompt:
             drafter.open(prompt, len(prompt) + 2, DecodingConfig().fan_out)
-            drafter.expand_together([drafter], [Expansion(root, [root])])
+            drafter.step([drafter], [Expansion(root, [root])])
         nodes = [Node(root, token_id, len(prompt), 1.0, 1.0) for token_id in prompt[:width]]
-        drafter.expand_together([drafter], [Expansion(root, nodes)])
+        drafter.step([drafter], [Expansion(root, nodes)])
         drafter.follow(Transition((), (), (), 0))  # which frees their slots
 
     root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)

@@ -149,7 +149,7 @@ class NgramCache:
                 agreement, index, end = matches[0]
                 if index is not self._index:
                     return tuple(index.token_ids[end : end + max_tokens]), agreement
-                following = [*index.token_ids[end:], *path]
+                following = [*index.token_ids[end : end + max_tokens], *path]
                 return tuple(following[offset % len(following)] for offset in range(max_tokens)), agreement
         return (), 0
 

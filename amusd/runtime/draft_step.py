@@ -29,7 +29,7 @@ def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> l
         num_tokens = min(session.room, max(session.opening.tokens_per_message, least))
         parts.append(Expansion(session.root, nodes, num_tokens, session.room))
     drafters = [manager.drafter for manager, _ in working]
-    found = drafters[0].expand_together(drafters, parts) if drafters else []
+    found = drafters[0].step(drafters, parts) if drafters else []
     for (manager, nodes), guesses in zip(working, found, strict=True):
         rows: Sequence[bytes] = ()
         if manager.session.opening.distribution.rule == "rejection":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from amusd.drafters.base import Drafter
 from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
@@ -103,16 +104,13 @@ class DraftWorker:
         start_ns = self.recorder.now_ns()
         shares = draft_step([sequence.manager for sequence in sequences], cost.row_share)
         step_ns = self.recorder.now_ns() - start_ns
-        num_rows = sum(len(nodes) for nodes, _ in shares)
+        nums_done = [*accumulate((len(nodes) for nodes, _ in shares), initial=0)]
         if all(node.parent for nodes, _ in shares for node in nodes):  # for a root, after a miss, caches are cold
-            cost.passed(num_rows, step_ns)
-        num_done, begin_ns = 0, start_ns
-        for sequence, (nodes, found) in zip(sequences, shares, strict=True):
+            cost.passed(nums_done[-1], step_ns)
+        times = pairwise(start_ns + step_ns * number // nums_done[-1] for number in nums_done)
+        for sequence, (nodes, found), (begin_ns, end_ns) in zip(sequences, shares, times, strict=True):
             if nodes:
-                num_done += len(nodes)
-                end_ns = start_ns + step_ns * num_done // num_rows
                 sequence.stepped(len(found), step_ns, begin_ns, end_ns)
-                begin_ns = end_ns
 
     def _receive(self) -> None:
         # a step is for all that work, so it waits only as long as each would

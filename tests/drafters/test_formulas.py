@@ -208,7 +208,7 @@ def test_eagle_goes_on_with_the_features_of_a_sequence_that_began_alike(pairs: d
     num_kept = min(num_known, num_shared)
     pair.sent = set(range(num_kept))
     assert not pair.manager.has_work
-    assert len(drafter._pending) == len(prompt) - max(1, num_kept)
+    assert len(drafter.slots._pending) == len(prompt) - max(1, num_kept)
     pair.send_features()
     pair.propose(3)
     assert pair.check() >= 3

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from chains import propose, propose_together
 from models import tiny
 from models.blocks import BUCKETED, bucketed_model
 from models.tiny import wrap_model
@@ -148,19 +149,19 @@ def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.M
     drafters = KINDS["chain"].make(3)
     for number, drafter in enumerate(drafters):
         drafter.open([1, 2, 3 + number], 40)
-    broken, run = drafters[1]._cache, CachedModel.run  # type: ignore[attr-defined]
+    broken, run = drafters[1].text._cache, CachedModel.run  # type: ignore[attr-defined]
 
     def spoilt(self: CachedModel, batch: Sequence[Rows], steps: int) -> list[ModelOutput]:
         outputs = zip(batch, run(self, batch, steps), strict=True)
         return [ModelOutput(out.logits * (float("nan") if rows.cache is broken else 1.0)) for rows, out in outputs]
 
     monkeypatch.setattr(CachedModel, "run", spoilt)
-    proposed = type(drafters[0]).propose_together(drafters, [(), (), ()], [2, 2, 2])
+    proposed = propose_together(drafters, [(), (), ()], 2)
     monkeypatch.undo()
     (fresh,) = KINDS["chain"].make(1)
     for index in (0, 2):
         fresh.open([1, 2, 3 + index], 40)
-        assert proposed[index] == fresh.propose((), 2)
-    assert proposed[1] == []
+        assert proposed[index] == propose(fresh, 2)
+    assert proposed[1] == ()
     fresh.open([1, 2, 4], 40)
-    assert drafters[1].propose((), 2) == fresh.propose((), 2)
+    assert propose(drafters[1], 2) == propose(fresh, 2)

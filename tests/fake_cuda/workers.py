@@ -7,7 +7,7 @@ from functools import reduce
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
-from amusd.drafters.tree import ModelTreeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.policies.schedules import AutoregressivePolicy
 from amusd.protocol.draft_session import Node, Transition
@@ -93,7 +93,7 @@ class Target:
 
 class TreeDraft:
     def __init__(self, model: CachedModel) -> None:
-        self._drafter = ModelTreeDrafter(model)
+        self._drafter = ModelDrafter(model)
 
     def open(self, prompt: Sequence[int], capacity: int, distribution: Distribution = GREEDY) -> None:
         self._drafter.set_distribution(distribution)
@@ -103,7 +103,7 @@ class TreeDraft:
     def step(self, num_nodes: int) -> list[Node]:
         parents = [self._leaves[number % len(self._leaves)] for number in range(num_nodes)]
         nodes = [Node(parent, 10 + number, parent.position + 1, 0.1, 0.1) for number, parent in enumerate(parents)]
-        self._drafter.expand_together([self._drafter], [Expansion(self._root, nodes)])
+        self._drafter.step([self._drafter], [Expansion(self._root, nodes)])
         self._leaves = nodes
         return nodes
 
@@ -114,4 +114,4 @@ class TreeDraft:
     def _start(self, last_token: int) -> None:
         self._root = Node(None, last_token, self._drafter.length - 1, 1.0, 1.0)
         self._leaves = [self._root]
-        self._drafter.expand_together([self._drafter], [Expansion(self._root, [self._root])])
+        self._drafter.step([self._drafter], [Expansion(self._root, [self._root])])

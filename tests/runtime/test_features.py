@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from runtime.pair import PROMPT, decoding, pair, params, reference, restarting_pair, target_model
 from torch import Tensor
 
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.engine import Engine
 from amusd.protocol.messages import Features, Message, Open, Verdict
 from amusd.runtime.draft_step import draft_step
@@ -25,7 +25,7 @@ NAME = "reader"
 NUM_TOKENS = 30
 
 
-class ReadingDrafter(AutoregressiveDrafter):
+class ReadingDrafter(ModelDrafter):
     def __init__(self) -> None:
         super().__init__(target_model())
         self.features: dict[int, Tensor] = {}

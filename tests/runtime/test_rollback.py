@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
+from chains import propose
 from runtime.pair import PROMPT, VOCAB_SIZE, target_model
 from runtime.table_tree import TableTreeDrafter, spread
 
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, Expansion
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
@@ -24,7 +25,7 @@ OPENINGS = {
     "tree": Open(1, 1, PROMPT, 100, "brittle", 8, 1, fan_out=3, rows_per_step=2),
 }
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "chain": lambda: AutoregressiveDrafter(target_model()),
+    "chain": lambda: ModelDrafter(target_model()),
     "tree": lambda: TableTreeDrafter(places=spread(5), ngrams=NgramCache(1)),
 }
 Result = TypeVar("Result")
@@ -48,9 +49,7 @@ class BrittleDrafter(Drafter):
         self._call("open", lambda: self._inner.open(token_ids, capacity, fan_out))
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
-        return self._call(
-            "expand", lambda: self._inner.expand_together([self._inner], [Expansion(root, nodes, 1, room)])[0]
-        )
+        return self._call("expand", lambda: self._inner.step([self._inner], [Expansion(root, nodes, 1, room)])[0])
 
     def follow(self, transition: Transition) -> None:
         self._call("follow", lambda: self._inner.follow(transition))
@@ -145,10 +144,10 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
     while manager.session.has_work:
         draft_step([manager])
     if kind == "chain":
-        fresh = AutoregressiveDrafter(target_model())
+        fresh = ModelDrafter(target_model())
         fresh.open(committed, 100)
         path = tuple(node.token_id for node in manager.session.root.below())
-        assert [*path] == fresh.propose((), len(path))
+        assert path == propose(fresh, len(path))
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)

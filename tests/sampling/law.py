@@ -19,7 +19,7 @@ from table_model import TableModel
 from torch import Tensor
 
 from amusd.config import Distribution
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
@@ -84,7 +84,7 @@ class PrefixModel(TableModel):
             self._rows[prefix] = known
         return known
 
-    def new_caches(self, number: int, capacity: int) -> list[Cache]:
+    def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[Cache]:
         return [Cache(capacity) for _ in range(number)]
 
     def prefill(self, token_ids: Sequence[int], cache: Cache) -> None:
@@ -110,7 +110,7 @@ class Experiment:
     asynchronous: bool = True
     target: PrefixModel = field(default_factory=lambda: PrefixModel(1))
     draft: PrefixModel | None = None
-    make_drafter: Callable[[PrefixModel], AutoregressiveDrafter] = AutoregressiveDrafter  # type: ignore[assignment]
+    make_drafter: Callable[[PrefixModel], ModelDrafter] = ModelDrafter  # type: ignore[assignment]
     filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
     """What happens to a candidate message on its way."""
     num_accepted: int = 0
@@ -134,7 +134,7 @@ class Experiment:
                 law[tokens] = probability
         return law
 
-    def _answer(self, seed: int, drafter: AutoregressiveDrafter) -> tuple[int, ...]:
+    def _answer(self, seed: int, drafter: ModelDrafter) -> tuple[int, ...]:
         schedule = random.Random(seed)
         distribution = _seeded(self.distribution, seed)
         sizes = {"max_length": MAX_LENGTH, "vocab_size": VOCAB_SIZE}
