@@ -62,13 +62,10 @@ class ChainText:
 
         The model reads what is looked up with its next step.
         """
-        path, new = part.path, self._committed[self._base :]
-        self._replace(self._base, [*new, *path])
-        self._base += len(new)
-        if self._ngrams is None:
-            return ()
-        self._ngrams.commit(new)
-        return self._ngrams.continuation(part.room, path)[0]
+        path = part.path
+        self._replace(self._base, [*self._committed[self._base :], *path])
+        self._base = len(self._committed)
+        return () if self._ngrams is None else self._ngrams.continuation(part.room, path)[0]
 
     @property
     def can_replay(self) -> bool:

@@ -56,17 +56,14 @@ class TreeSlots:
 
         Kept nodes' slots join the prefix; those of dropped nodes become free.
         """
-        end = len(self._committed) - len(transition.token_ids)
-        if self._ngrams is not None:
-            self._ngrams.commit(self._committed[end - len(transition.kept) :])
-        num_computed = self._num_computed
+        num_computed, end = self._num_computed, len(self._committed)
         for node in transition.kept:
             path = self._paths.pop(node, None)
             if path is None:
                 self._pending.append(node.position)
             else:
                 self._append_to_prefix(path[-1:])
-        self._pending += range(end, len(self._committed))
+        self._pending += range(end - len(transition.token_ids), end)
         left = set(transition.alive)
         for node in [node for node in self._paths if node not in left]:
             self._free.append(self._paths.pop(node)[-1])

@@ -73,15 +73,16 @@ class Remembers(NgramDrafter):
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
         found = super().propose(path, room)
-        self._ngrams.commit(found)
+        self._ngrams._index.append(found)
         return found
 
 
 class Forgets(NgramDrafter):
     """Does not index what was committed."""
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        Drafter.commit(self, token_ids)
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        super().open(token_ids, capacity, fan_out)
+        self._ngrams.open(token_ids)
 
 
 class KeepsSlots(ModelDrafter):
