@@ -63,14 +63,13 @@ class CascadeDrafter(Drafter):
             drafter.inner.take_rows()  # the model's rows count, not what candidates were drawn from
             drafter.text.go_to(part)
             batch.append(drafter.text.rows(candidates))
+        chosen: list[Sequence[Guesses]] = []
         outputs = drafters[0].model.run(batch)
-        chosen = [
-            drafter.text.take(output, candidates)
-            for drafter, candidates, output in zip(drafters, proposed, outputs, strict=True)
-        ]
-        for drafter, part, tokens in zip(drafters, parts, chosen, strict=True):
+        for drafter, part, candidates, output in zip(drafters, parts, proposed, outputs, strict=True):
+            tokens = drafter.text.take(output, candidates)
             drafter.inner.foresee([*part.path, *tokens])
-        return [chain_of(tokens) for tokens in chosen]
+            chosen.append(chain_of(tokens))
+        return chosen
 
     def inner_part(self, part: Expansion) -> Expansion:
         """The inner drafter's part of a step. The pass makes one token more than it asks for."""
