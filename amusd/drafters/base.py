@@ -112,7 +112,7 @@ class Drafter:
         return [drafter.expand(part.root, part.nodes, part.room) for drafter, part in zip(drafters, parts, strict=True)]
 
     def take_rows(self) -> Sequence[bytes]:
-        """Rows that the last step's tokens were drawn from, under the ratio test; else empty."""
+        """The packed distributions that the last step's tokens were drawn from, under the ratio test; else empty."""
         return ()
 
     def take_features(self, start: int, features: Tensor) -> None:

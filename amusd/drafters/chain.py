@@ -24,7 +24,7 @@ from amusd.sampling.sampler import SamplingState, SequenceSampler
 
 
 class ChainText:
-    """The text of one sequence, and of those before it what the next one begins with. A step never copies it."""
+    """The text of one sequence after another; a cache keeps what the next one begins with. No step copies it."""
 
     def __init__(self, model: CachedModel, cache: KVCache, ngrams: NgramCache | None = None) -> None:
         """`ngrams`: proposes first."""
@@ -32,7 +32,7 @@ class ChainText:
         self._model, self._cache, self._ngrams = model, cache, ngrams
         self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
         self._num_held = 0
-        """Tokens of the text that the cache held before the pass."""
+        """Tokens that the cache held before the last pass."""
 
     def fill(self, committed: list[int]) -> None:
         """Start from `committed`, to which the drafter appends: what the cache lacks goes through the model."""
@@ -87,9 +87,9 @@ class ChainText:
         return Rows(token_ids, self._cache, wanted)
 
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
-        """Append what a pass over `rows` chose, which is returned: none if not finite.
+        """Append the tokens that a pass over `rows` chose, which are returned; none if not finite.
 
-        The choices along `candidates` and one more, then those of further `steps`.
+        They are the choices along `candidates` and one more, then those of further `steps`.
         """
         first, num_drawn = len(self.token_ids) - self._num_held - 1, len(self._drawn)
         chosen: list[int] = []
@@ -109,9 +109,9 @@ class ChainText:
         return chosen
 
     def take_rows(self) -> Sequence[bytes]:
-        """The rows that the last tokens were drawn from, under the ratio test."""
-        rows, self._drawn = self._drawn, []
-        return rows
+        """See `Drafter`."""
+        probs, self._drawn = self._drawn, []
+        return probs
 
     def _draw(self, output: ModelOutput, row: int) -> int:
         """The token chosen behind a row. Raises `NotFiniteError`."""

@@ -31,9 +31,9 @@ def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> l
     drafters = [manager.drafter for manager, _ in working]
     found = drafters[0].step(drafters, parts) if drafters else []
     for (manager, nodes), guesses in zip(working, found, strict=True):
-        rows: Sequence[bytes] = ()
+        probs: Sequence[bytes] = ()
         if manager.session.opening.distribution.rule == "rejection":
-            rows = manager.drafter.take_rows() or [certain(token_id) for ((token_id, _),) in guesses]
-        manager.session.grow(nodes, guesses, rows)
+            probs = manager.drafter.take_rows() or [certain(token_id) for ((token_id, _),) in guesses]
+        manager.session.grow(nodes, guesses, probs)
     shares = iter(found)
     return [(nodes, next(shares) if nodes else ()) for nodes in chosen]
