@@ -179,7 +179,6 @@ class DraftWorker:
         try:
             return sequence.roll_back()
         except PeerProtocolError:
-            sequence.verdict = None
             self._refuse(sequence.sequence_id)
             return False
 
