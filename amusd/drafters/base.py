@@ -111,7 +111,7 @@ class Drafter:
         """`expand` each of several drafters that were made together; all draft chains, or all trees."""
         return [drafter.expand(part.root, part.nodes, part.room) for drafter, part in zip(drafters, parts, strict=True)]
 
-    def take_rows(self) -> Sequence[bytes]:
+    def take_draft_probs(self) -> Sequence[bytes]:
         """The packed distributions that the last step's tokens were drawn from, under the ratio test; else empty."""
         return ()
 

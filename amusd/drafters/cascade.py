@@ -60,7 +60,7 @@ class CascadeDrafter(Drafter):
         proposed = [[token_id for ((token_id, _),) in guesses] for guesses in found]
         batch = []
         for drafter, part, candidates in zip(drafters, parts, proposed, strict=True):
-            drafter.inner.take_rows()  # the model's rows count, not what candidates were drawn from
+            drafter.inner.take_draft_probs()  # the model's rows count, not what candidates were drawn from
             drafter.text.go_to(part)
             batch.append(drafter.text.rows(candidates))
         chosen: list[Sequence[Guesses]] = []
@@ -78,9 +78,9 @@ class CascadeDrafter(Drafter):
         number = max(0, min(NUM_INNER_TOKENS, most, self.inner.capacity - length))
         return replace(part, num_tokens=number, room=number)
 
-    def take_rows(self) -> Sequence[bytes]:
+    def take_draft_probs(self) -> Sequence[bytes]:
         """See `Drafter`."""
-        return self.text.take_rows()
+        return self.text.take_draft_probs()
 
     def close(self) -> None:
         """Release the inner drafter."""

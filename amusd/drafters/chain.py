@@ -108,7 +108,7 @@ class ChainText:
         self._cache.truncate(len(self.token_ids) - 1)
         return chosen
 
-    def take_rows(self) -> Sequence[bytes]:
+    def take_draft_probs(self) -> Sequence[bytes]:
         """See `Drafter`."""
         probs, self._drawn = self._drawn, []
         return probs

@@ -47,9 +47,9 @@ class ModelDrafter(Drafter):
             return chain_step(model, [drafter.text for drafter in drafters], parts)
         return tree_step(model, [drafter.slots for drafter in drafters], parts)
 
-    def take_rows(self) -> Sequence[bytes]:
+    def take_draft_probs(self) -> Sequence[bytes]:
         """See `Drafter`."""
-        return self.text.take_rows()
+        return self.text.take_draft_probs()
 
     def follow(self, transition: Transition) -> None:
         """See `Drafter`."""

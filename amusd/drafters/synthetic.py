@@ -82,7 +82,7 @@ class SyntheticDrafter(Drafter):
         """The guesses in the place of those that the model `found`."""
         if self.fan_out > 1:
             return [self.guesses(path_to(part.root, node)) for node in part.nodes]
-        self.inner.take_rows()  # the tokens are certain, not drawn from the model's rows
+        self.inner.take_draft_probs()  # the tokens are certain, not drawn from the model's rows
         start = self.length + len(part.path)
         tokens = [self._token_at(position) for position in range(start, start + len(found))]
         self.inner.text.token_ids[start:] = tokens  # or the next step would take the model's own ones back

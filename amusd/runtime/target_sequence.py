@@ -86,7 +86,7 @@ class TargetSequence:
             max_length=request.max_length,
             vocab_size=self.model.vocab_size,
             fan_out=fan_out,
-            wants_rows=request.distribution.rule == "rejection",
+            wants_draft_probs=request.distribution.rule == "rejection",
         )
         self.verifier = Verifier(self.model, request, self.cache)
         self.metrics = GenerationMetrics(num_prompt_tokens=len(request.prompt))

@@ -48,7 +48,7 @@ def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distrib
     drafter.open(PROMPT, 60)
     for start in (0, num_proposed, 2 * num_proposed):
         assert step([drafter], [[*text[:start]]]) == [text[start : start + num_proposed]]
-        assert len(drafter.take_rows()) == (num_proposed if distribution is RATIO_TEST else 0)
+        assert len(drafter.take_draft_probs()) == (num_proposed if distribution is RATIO_TEST else 0)
 
 
 def test_choices_before_one_without_numbers_are_dropped_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_choices_before_one_without_numbers_are_dropped_with_their_rows(monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(MODEL, "run", spoilt)
         assert step([drafter], [[]]) == [()]
-    assert not drafter.take_rows()
+    assert not drafter.take_draft_probs()
     assert step([drafter], [[]]) == [text[:5]]
 
 

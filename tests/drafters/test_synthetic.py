@@ -69,5 +69,5 @@ def test_under_the_ratio_test_what_replaces_the_model_s_draws_is_certain() -> No
     for _ in range(4):
         draft_step([manager])
     nodes = [*manager.session.root.below()]
-    assert [node.row for node in nodes] == [certain(node.token_id) for node in nodes]
+    assert [node.probs for node in nodes] == [certain(node.token_id) for node in nodes]
     assert len(nodes) == len([call for call in model.calls if call[0] == "run"]) == 4

@@ -63,18 +63,18 @@ class Target:
 
     def _session(self, candidates: tuple[int, ...], alternatives: tuple[int, ...]) -> TargetSession:
         length, tokens = len(self.tokens), (*candidates, *alternatives)
-        wants_rows = self._distribution.rule == "rejection"
+        wants_draft_probs = self._distribution.rule == "rejection"
         session = TargetSession(
             sequence_id=1,
             prompt=self.tokens,
             max_length=self._model.max_length,
             vocab_size=self._model.vocab_size,
             fan_out=1 + len(alternatives),
-            wants_rows=wants_rows,
+            wants_draft_probs=wants_draft_probs,
         )
         session.attach(1)
         weights = (CERTAINTY * 3 // 4,) * len(candidates) + (CERTAINTY // 8,) * len(alternatives)
-        rows = tuple(certain(token) for token in tokens) if wants_rows else ()
+        rows = tuple(certain(token) for token in tokens) if wants_draft_probs else ()
         message = Candidate(
             sequence_id=1,
             incarnation=1,
@@ -87,7 +87,7 @@ class Target:
             more=True,
             draft_probs=rows,
         )
-        session.receive(message, unpack_rows(rows, tokens, self._model.vocab_size) if wants_rows else ())
+        session.receive(message, unpack_rows(rows, tokens, self._model.vocab_size) if wants_draft_probs else ())
         return session
 
 

@@ -138,7 +138,7 @@ class Experiment:
         schedule = random.Random(seed)
         distribution = _seeded(self.distribution, seed)
         sizes = {"max_length": MAX_LENGTH, "vocab_size": VOCAB_SIZE}
-        session = TargetSession(sequence_id=1, prompt=PROMPT, wants_rows=True, **sizes)
+        session = TargetSession(sequence_id=1, prompt=PROMPT, wants_draft_probs=True, **sizes)
         session.attach(1)
         sampler = RatioTest(distribution, SamplingState(VOCAB_SIZE), PROMPT)
         length = 8 if self.asynchronous else self.num_speculative_tokens
