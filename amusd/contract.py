@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from amusd.drafters.base import Drafter
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 
 CAPACITY = 60
 FAN_OUT = 3
@@ -37,10 +38,10 @@ def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Seq
         text = (*text[: rng.randint(0, 20)], *rng.choices(range(vocab_size), k=rng.randint(1, 12)))
         manager = _manager(drafter, text, fan_out)
         for _ in range(rng.randint(0, 8)):
-            propose([manager])
+            draft_step([manager])
             tokens = _foreseen(manager.session.root, rng) or rng.choices(range(vocab_size), k=1)
             _follow(manager, tokens)
-        propose([manager])
+        draft_step([manager])
         known = {node.token_id for node in manager.session.root.children}
         missed = next((token_id for token_id in range(vocab_size) if token_id not in known), None)
         if missed is not None and manager.session.base + 2 <= CAPACITY:
@@ -49,7 +50,7 @@ def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Seq
             for step in range(4):
                 for each in (manager, fresh):
                     if each.has_work:
-                        propose([each])
+                        draft_step([each])
                 if not _same(_tree(manager), _tree(fresh)):
                     raise AssertionError(f"step {step} behind {manager.session.committed} differs")
             fresh.close()

@@ -24,7 +24,7 @@ _OF_TYPE: dict[object, st.SearchStrategy[object]] = {
     m.SequenceIds: st.lists(nonces, max_size=5).map(tuple),
     m.Text: _texts,
     m.Names: st.lists(_texts, max_size=5).map(tuple),
-    m.Rows: st.lists(st.binary(max_size=40), max_size=3).map(tuple),
+    m.DraftProbs: st.lists(st.binary(max_size=40), max_size=3).map(tuple),
     m.FeatureBytes: st.binary(max_size=40),
     Distribution: st.builds(
         Distribution,

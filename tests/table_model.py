@@ -25,10 +25,10 @@ _ODD = 0x9E3779B97F4A7C15
 class TableCache:
     """The prefix itself, as one running hash per position. Stands for a `KVCache`."""
 
-    def __init__(self, capacity: int, seed: int) -> None:
+    def __init__(self, capacity: int, seed: int, spare: int = 0) -> None:
         self.capacity = capacity
         self.length = 0
-        self._hashes = [_mix(seed)] + [0] * capacity
+        self._hashes = [_mix(seed)] + [0] * (capacity + spare)  # by slot
         self.rows: tuple[int, ...] = ()
         """Hashes of the rows of the last pass over several paths."""
 
@@ -45,9 +45,12 @@ class TableCache:
 
     def append(self, token_id: int) -> int:
         """Take in one token; returns the hash of the prefix that ends with it."""
-        prefix = _mix(self._hashes[self.length] + token_id + 1)
         self.length += 1
-        self._hashes[self.length] = prefix
+        return self.write(token_id, self.length - 1, self.length - 2)
+
+    def write(self, token_id: int, slot: int, before: int) -> int:
+        """Take in one token at `slot`, behind the one at slot `before`, -1 for none; returns the hash as `append`."""
+        self._hashes[slot + 1] = prefix = _mix(self._hashes[before + 1] + token_id + 1)
         return prefix
 
 
@@ -83,15 +86,15 @@ class TableModel:
     def prepare(self, cache: TableCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Nothing makes its first passes slow."""
 
-    def new_cache(self, capacity: int) -> TableCache:
-        """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`."""
+    def new_cache(self, capacity: int, *, spare: int = 0) -> TableCache:
+        """One of `new_caches`."""
+        return self.new_caches(1, capacity, spare=spare)[0]
+
+    def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[TableCache]:
+        """Empty caches for at most `capacity` tokens. Raises `ValueError` beyond `max_length`."""
         if not 1 <= capacity <= self.max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
-        return TableCache(capacity, self._seed)
-
-    def new_caches(self, number: int, capacity: int) -> list[TableCache]:
-        """Caches as of `new_cache`."""
-        return [self.new_cache(capacity) for _ in range(number)]
+        return [TableCache(capacity, self._seed, spare) for _ in range(number)]
 
     def prefill(self, token_ids: Sequence[int], cache: TableCache) -> None:
         """Take in tokens. Raises `ValueError` as `run` does."""
@@ -125,6 +128,9 @@ class TableModel:
     def _hashes(self, rows: Rows) -> list[int]:
         """The hash of each row's prefix."""
         token_ids, parents, cache = rows.token_ids, rows.parents, rows.cache
+        if (tree := rows.paths) is not None:
+            paths = [[-1, *tree.prefix.tolist()[-1:], *branch] for branch in tree.branches]
+            return [cache.write(token_id, path[-1], path[-2]) for token_id, path in zip(token_ids, paths, strict=True)]
         start, is_chain = cache.length, parents is None
         most = self.numerics.max_rows(start) if is_chain else self.numerics.width
         if not 1 <= len(token_ids) <= most:

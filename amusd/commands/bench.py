@@ -21,8 +21,8 @@ from amusd.commands.other_worker import LONG, Surrounding, measure_one_way, neig
 from amusd.config import DecodingConfig, EngineConfig, HardwareConfig, TransportConfig
 from amusd.console import table
 from amusd.drafters.base import Expansion
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
-from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json
 from amusd.logs import end_progress, logger, show_progress
@@ -185,7 +185,7 @@ def _passes_and_steps(
     yield "target, fixed width", one_pass(target, prompt, 1)
     for name, model in drafts.items():
         yield f"draft step, {name}", _steps(model, prompt, DRAFT_STEPS)
-        drafter = ModelTreeDrafter(model, NgramCache())
+        drafter = ModelDrafter(model, NgramCache())
         for width in WIDTHS:
             yield f"draft step, {name}, tree, {width} rows", _tree_step(drafter, prompt, width)
 
@@ -266,15 +266,15 @@ def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
     return work._replace(num_steps=number)
 
 
-def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> Work:
+def _tree_step(drafter: ModelDrafter, prompt: Sequence[int], width: int) -> Work:
     """A step of `width` nodes below the root."""
 
     def run() -> None:
         if drafter.committed != prompt:
             drafter.open(prompt, len(prompt) + 2, DecodingConfig().fan_out)
-            drafter.expand_together([drafter], [Expansion(root, [root])])
+            drafter.step([drafter], [Expansion(root, [root])])
         nodes = [Node(root, token_id, len(prompt), 1.0, 1.0) for token_id in prompt[:width]]
-        drafter.expand_together([drafter], [Expansion(root, nodes)])
+        drafter.step([drafter], [Expansion(root, nodes)])
         drafter.follow(Transition((), (), (), 0))  # which frees their slots
 
     root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Drafter:
     """Guesses the tokens behind nodes of one sequence's tree; of a chain, where `fan_out` is 1.
 
     Guesses depend on the committed tokens, their features and the node's path alone, whatever happened before.
-    Override `propose` to give one continuation, `expand` or `expand_together` to give several.
+    Override `propose` to give one continuation, `expand` to give several, or `step` to share passes of a model.
     """
 
     max_length: int | None = None
@@ -68,11 +69,15 @@ class Drafter:
     draws = True
     """False: under the ratio test it takes the likeliest tokens as certain."""
     distribution: Distribution = GREEDY
-    committed: Sequence[int] = ()
     capacity = 0
     """Longest length of the sequence, at most `max_length`."""
     fan_out = 1
     """Most guesses behind a node."""
+
+    @functools.cached_property
+    def committed(self) -> list[int]:
+        """The committed tokens, which `open` sets and `commit` appends to."""
+        return []
 
     @property
     def length(self) -> int:
@@ -102,12 +107,12 @@ class Drafter:
         return chain_of(self.propose(path_to(root, nodes[-1]), room))
 
     @classmethod
-    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """`expand` of several drafters that were made together; in one pass if they have a model."""
+    def step(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """`expand` each of several drafters that were made together; all draft chains, or all trees."""
         return [drafter.expand(part.root, part.nodes, part.room) for drafter, part in zip(drafters, parts, strict=True)]
 
-    def take_rows(self) -> tuple[bytes, ...]:
-        """Rows that the last step's tokens were drawn from, under the ratio test; else empty."""
+    def take_draft_probs(self) -> Sequence[bytes]:
+        """The packed distributions that the last step's tokens were drawn from, under the ratio test; else empty."""
         return ()
 
     def take_features(self, start: int, features: Tensor) -> None:
@@ -122,7 +127,7 @@ class Drafter:
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Take in committed tokens. The drafter can guess from now on, with or without features."""
-        self.committed = [*self.committed, *token_ids]
+        self.committed += token_ids
         self.is_ready = True
 
     def look_up(self) -> tuple[Sequence[int], float]:
@@ -134,7 +139,7 @@ class Drafter:
 
     def forget(self) -> None:
         """Drop what was kept of the last sequence: the next one does not continue it."""
-        self.committed = ()
+        self.committed = []
 
 
 DrafterFactory = Callable[[int], Sequence[Drafter]]

@@ -11,9 +11,9 @@ from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.custom import load_own
 from amusd.drafters.eagle import EagleDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
-from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.draft_networks import BlockModel
@@ -117,7 +117,7 @@ def model_factory(config: DrafterConfig, model: CachedModel) -> DrafterFactory:
     """The factory of drafters over `model`."""
     min_lookup = MIN_LOOKUP if config.min_lookup is None else config.min_lookup
     looks_up = min_lookup > 0 and config.kind in ("embedded", "eagle")
-    kind = EagleDrafter if config.kind == "eagle" else ModelTreeDrafter
+    kind = EagleDrafter if config.kind == "eagle" else ModelDrafter
 
     def make(number: int) -> list[Drafter]:
         caches = model.new_caches(number, model.max_length, spare=MAX_NODES)

@@ -109,18 +109,13 @@ class NgramCache:
         self.open(())
 
     def open(self, token_ids: Sequence[int]) -> None:
-        """Start from `token_ids`."""
+        """Start from `token_ids`, to which the drafter appends what is committed."""
+        self._committed, self._num_opened = token_ids, len(token_ids)
         self._index = SuffixIndex(self._lengths)
-        self._num_opened = len(token_ids)
-        self.commit(token_ids)
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Append tokens."""
-        self._index.append(token_ids)
 
     def close(self) -> None:
         """Forget the sequence; its answer, with the prompt's last tokens, becomes an earlier one."""
-        token_ids = self._index.token_ids
+        token_ids = self._committed
         if len(token_ids) > self._num_opened:
             self._earlier.add(token_ids[max(0, self._num_opened - MAX_MATCH) :], self._lengths)
         self.open(())
@@ -149,7 +144,7 @@ class NgramCache:
                 agreement, index, end = matches[0]
                 if index is not self._index:
                     return tuple(index.token_ids[end : end + max_tokens]), agreement
-                following = [*index.token_ids[end:], *path]
+                following = [*index.token_ids[end : end + max_tokens], *path]
                 return tuple(following[offset % len(following)] for offset in range(max_tokens)), agreement
         return (), 0
 
@@ -158,7 +153,8 @@ class NgramCache:
 
         The best first; of equal ones the sequence's own, then the latest text's.
         """
-        context = [*self._index.token_ids[-MAX_MATCH:], *path][-MAX_MATCH:]
+        self._index.append(self._committed[len(self._index.token_ids) :])
+        context = [*self._committed[-MAX_MATCH:], *path][-MAX_MATCH:]
         texts = [self._index, *reversed(self._earlier.indexes)]
         found = [(agreement, index, end) for index in texts for agreement, end in index.matches(context, lengths)]
         return sorted(found, key=lambda match: -match[0])
@@ -175,14 +171,9 @@ class NgramDrafter(Drafter):
         self._ngrams = NgramCache(min_ngram, earlier)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids` and index them."""
+        """See `Drafter`."""
         super().open(token_ids, capacity, fan_out)
-        self._ngrams.open(token_ids)
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Index committed tokens."""
-        super().commit(token_ids)
-        self._ngrams.commit(token_ids)
+        self._ngrams.open(self.committed)
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
         """See `Drafter`."""

@@ -52,7 +52,7 @@ class Node:
     """Its number in messages, from 1; 0: the root, or not offered yet."""
     step: int = 0
     """The step that guessed it, from 1; 0: looked up."""
-    row: bytes = b""
+    probs: bytes = b""
     """The distribution that it was drawn from, under the ratio test."""
     computed: int = 0
     """The step that computed it, from 1."""
@@ -154,10 +154,10 @@ class DraftSession:
         self._num_steps += num_taken == 0
         return heapq.heappop(self._guesses)[2] if self.root.computed else self.root
 
-    def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], rows: Sequence[bytes] = ()) -> None:
+    def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], probs: Sequence[bytes] = ()) -> None:
         """Record that `nodes` were computed; `found`: what may follow each. A chain may go on behind its own guess.
 
-        `rows`: under the ratio test, what each token was drawn from. Raises `ValueError` beyond `room`.
+        `probs`: under the ratio test, the distribution that each was drawn from. Raises `ValueError` beyond `room`.
         """
         if len(found) > max(len(nodes), self.room):
             raise ValueError(f"{len(found)} tokens proposed, room for {self.room}")
@@ -167,8 +167,8 @@ class DraftSession:
             node.computed = self._num_steps
             # A chain goes on however unlikely it is.
             self._make(node, [(token_id, 1.0) for token_id, _ in guesses] if self.is_chain else guesses)
-            if index < len(rows):
-                node.children[0].row = rows[index]
+            if index < len(probs):
+                node.children[0].probs = probs[index]
             if len(computed) == index + 1 < len(found):
                 computed.append(node.children[0])
         for node in computed:
@@ -207,7 +207,7 @@ class DraftSession:
             token_ids=tuple(node.token_id for node in nodes),
             weights=() if self.is_chain else tuple(min(CERTAINTY, round(node.weight * CERTAINTY)) for node in nodes),
             more=more,
-            draft_probs=tuple(node.row for node in nodes if node.row),
+            draft_probs=tuple(node.probs for node in nodes if node.probs),
             step_ns=step_ns,
         )
 

@@ -36,7 +36,9 @@ Ids: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...], M
 SequenceIds: TypeAlias = Annotated[tuple[Unsigned64, ...], Meta(max_length=MAX_NUM_SEQS + 1)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 Names: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=MAX_NAMES)]
-Rows: TypeAlias = Annotated[tuple[Annotated[bytes, Meta(max_length=MAX_ROW_BYTES)], ...], Meta(max_length=MAX_ROWS)]
+DraftProbs: TypeAlias = Annotated[
+    tuple[Annotated[bytes, Meta(max_length=MAX_ROW_BYTES)], ...], Meta(max_length=MAX_ROWS)
+]
 FeatureBytes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FEATURE_BYTES)]
 
 
@@ -111,7 +113,7 @@ class Candidate(_Message, frozen=True, tag=3):
     """Draft's probability of each after its parent, in parts of `CERTAINTY`; a chain has none."""
     more: bool
     """False: nothing follows until the draft hears a verdict beyond `base`."""
-    draft_probs: Rows = ()
+    draft_probs: DraftProbs = ()
     """The distribution that each token was drawn from, under the ratio test; packed as in `sampling/acceptance.py`."""
     step_ns: Count = 0
     """Nanoseconds of the draft's last step; 0: none yet."""

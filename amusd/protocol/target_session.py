@@ -43,18 +43,18 @@ class TargetSession:
         max_length: int,
         vocab_size: int,
         fan_out: int = 1,
-        wants_rows: bool = False,
+        wants_draft_probs: bool = False,
     ) -> None:
         """`fan_out`: asked of the draft; above 1 each candidate has a weight.
 
-        `wants_rows`: each candidate must come with the distribution that it was drawn from.
+        `wants_draft_probs`: each candidate must come with the distribution that it was drawn from.
         """
         self.sequence_id = sequence_id
         self.max_length = max_length
         self.prompt_length = len(prompt)
         self._vocab_size = vocab_size
         self._is_chain = fan_out == 1
-        self._wants_rows = wants_rows
+        self._wants_draft_probs = wants_draft_probs
         self._prefix = CommittedPrefix(prompt)
         self._tree = CandidateTree(self._prefix, max_length)
         self._block: Block | None = None
@@ -187,7 +187,7 @@ class TargetSession:
         late = self._tree.likeliest_behind(block.candidates)
         if late is None:
             return block.candidates, block.drawn_from
-        return (*block.candidates, late.token_id), (*block.drawn_from, late.row)
+        return (*block.candidates, late.token_id), (*block.drawn_from, late.probs)
 
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
@@ -249,7 +249,7 @@ class TargetSession:
             raise PeerProtocolError("a node's parent must have a lower number than it has")
         if any(not 0 <= weight <= CERTAINTY for weight in candidate.weights):
             raise PeerProtocolError(f"a weight outside [0, {CERTAINTY}]")
-        if num_rows != (num_nodes if self._wants_rows else 0):
+        if num_rows != (num_nodes if self._wants_draft_probs else 0):
             raise PeerProtocolError(f"candidate of {num_nodes} tokens has {num_rows} rows")
 
     def _verifying(self) -> Block:

@@ -1,13 +1,12 @@
-"""The draft's sequences. One step serves all whose drafters were made together."""
+"""One sequence of the draft, with its counts and events."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amusd.policies.estimates import RowCost, VerdictClock
+from amusd.policies.estimates import VerdictClock
 from amusd.protocol.messages import Candidate, Progress, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.events import EventName
 from amusd.tracing.recorder import Recorder
 
@@ -107,20 +106,3 @@ class DraftSequence:
         end_ns = self.recorder.now_ns() if end_ns is None else end_ns
         self.busy_ns += end_ns - start_ns
         self.recorder.span(name, start_ns, end_ns, self.sequence_id, **fields)
-
-
-def step_together(sequences: Sequence[DraftSequence], cost: RowCost, recorder: Recorder) -> None:
-    """One step for sequences with work, each of which has a share of its time by rows."""
-    start_ns = recorder.now_ns()
-    shares = propose([sequence.manager for sequence in sequences], cost.row_share)
-    step_ns = recorder.now_ns() - start_ns
-    num_rows = sum(len(nodes) for nodes, _ in shares)
-    if all(node.parent for nodes, _ in shares for node in nodes):  # for a root, after a miss, caches are cold
-        cost.passed(num_rows, step_ns)
-    num_done, begin_ns = 0, start_ns
-    for sequence, (nodes, found) in zip(sequences, shares, strict=True):
-        if nodes:
-            num_done += len(nodes)
-            end_ns = start_ns + step_ns * num_done // num_rows
-            sequence.stepped(len(found), step_ns, begin_ns, end_ns)
-            begin_ns = end_ns

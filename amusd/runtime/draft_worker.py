@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from amusd.drafters.base import Drafter
 from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
 from amusd.logs import warn_once
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
-from amusd.runtime.draft_sequence import DraftSequence, step_together
+from amusd.runtime.draft_sequence import DraftSequence
+from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.messages import record_message
@@ -91,11 +93,24 @@ class DraftWorker:
         for sequence in self.working:
             alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
         for kind, working in alike.items():
-            step_together(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)), self.recorder)
+            self._compute(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)))
             for sequence in working:
                 self._send(sequence)
             if self.recorder.now_ns() - self._last_sent_ns >= SIGN_NS:
                 self._post(working[0].progress())
+
+    def _compute(self, sequences: Sequence[DraftSequence], cost: RowCost) -> None:
+        """One step for sequences with work, each of which is charged a share of its time by rows."""
+        start_ns = self.recorder.now_ns()
+        shares = draft_step([sequence.manager for sequence in sequences], cost.row_share)
+        step_ns = self.recorder.now_ns() - start_ns
+        nums_done = [*accumulate((len(nodes) for nodes, _ in shares), initial=0)]
+        if all(node.parent for nodes, _ in shares for node in nodes):  # for a root, after a miss, caches are cold
+            cost.passed(nums_done[-1], step_ns)
+        times = pairwise(start_ns + step_ns * number // nums_done[-1] for number in nums_done)
+        for sequence, (nodes, found), (begin_ns, end_ns) in zip(sequences, shares, times, strict=True):
+            if nodes:
+                sequence.stepped(len(found), step_ns, begin_ns, end_ns)
 
     def _receive(self) -> None:
         # a step is for all that work, so it waits only as long as each would
@@ -164,7 +179,6 @@ class DraftWorker:
         try:
             return sequence.roll_back()
         except PeerProtocolError:
-            sequence.verdict = None
             self._refuse(sequence.sequence_id)
             return False
 

@@ -9,20 +9,17 @@ committed, and the tree is dropped. If that fails too, the draft ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from amusd.drafters.base import Drafter, Expansion
+from amusd.drafters.base import Drafter
 from amusd.errors import RankLostError
 from amusd.logs import logger, warn_once
-from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
+from amusd.protocol.draft_session import DraftSession, Transition
 from amusd.protocol.messages import Features, Open, Verdict
-from amusd.sampling.acceptance import certain
 
 
 class RollbackManager:
@@ -64,19 +61,6 @@ class RollbackManager:
         """Committed tokens and nodes."""
         return self.session.base + self.session.num_nodes
 
-    def plan(self, nodes: Sequence[Node], *, is_urgent: bool) -> Expansion:
-        """The drafter's part of a step that computes `nodes`. `is_urgent`: end once a message is ready."""
-        room, least = self.session.room, 1 if is_urgent else self.drafter.tokens_per_replay
-        return Expansion(self.session.root, nodes, min(room, max(self.session.opening.tokens_per_message, least)), room)
-
-    def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> None:
-        """Add what was `found` behind them."""
-        if nodes:
-            rows: Sequence[bytes] = ()
-            if self.session.opening.distribution.rule == "rejection":
-                rows = self.drafter.take_rows() or [certain(token_id) for ((token_id, _),) in found]
-            self.session.grow(nodes, found, rows)
-
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
 
@@ -93,6 +77,7 @@ class RollbackManager:
             raise
         except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
             logger.warning("the drafter could not follow a verdict, and is opened again: %r", error)
+            logger.debug("the drafter failed here", exc_info=True)
             transition = replace(transition, num_discarded=transition.num_discarded + self.session.drop_tree())
             self._reopen()
         return transition
@@ -140,24 +125,3 @@ def _unpack(message: Features) -> Tensor:
     if not rows.isfinite().all():
         raise ValueError("features are not finite")
     return rows
-
-
-StepShare: TypeAlias = tuple[Sequence[Node], Sequence[Guesses]]
-"""What a step did for one sequence: the nodes that it computed, and the guesses behind them; both may be empty."""
-
-
-def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> Sequence[StepShare]:
-    """One step for sequences whose drafters were made together, over the most valuable nodes; the share of each.
-
-    It is urgent where it computes a root, which has no candidate yet. `row_share`: see `next_nodes`.
-    """
-    chosen = next_nodes([manager.session for manager in managers], row_share)
-    working = [(manager, nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
-    is_urgent = any(manager.session.root in nodes for manager, nodes in working)
-    parts = [manager.plan(nodes, is_urgent=is_urgent) for manager, nodes in working]
-    drafters = [manager.drafter for manager, _ in working]
-    found = iter(drafters[0].expand_together(drafters, parts) if drafters else ())
-    shares = [(nodes, next(found) if nodes else ()) for nodes in chosen]
-    for manager, (nodes, guesses) in zip(managers, shares, strict=True):
-        manager.take(nodes, guesses)
-    return shares

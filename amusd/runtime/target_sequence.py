@@ -84,7 +84,7 @@ class TargetSequence(DraftedSequence):
             max_length=request.max_length,
             vocab_size=self.model.vocab_size,
             fan_out=fan_out,
-            wants_rows=request.distribution.rule == "rejection",
+            wants_draft_probs=request.distribution.rule == "rejection",
         )
         self.max_silence_seconds, self.wish = request.max_silence_seconds, None
         if request.drafter is not None:

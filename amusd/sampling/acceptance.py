@@ -120,18 +120,12 @@ def unpack_row(data: bytes, token_id: int, vocab_size: int) -> ProbabilityRow:
 
 
 class DraftSampler(SequenceSampler):
-    """A draft's draws: each leaves the row that it was drawn from."""
+    """A draft's draws."""
 
     domain = Domain.DRAFT
-    _rows: tuple[bytes, ...] = ()
 
-    def take_rows(self) -> tuple[bytes, ...]:
-        """The rows of what was drawn since the last call."""
-        rows, self._rows = self._rows, ()
-        return rows
-
-    def draw(self, logits: Tensor, words: Words) -> int:
-        """The column drawn from `logits` [1, columns]."""
+    def draw(self, logits: Tensor, words: Words) -> tuple[int, bytes]:
+        """The column drawn from `logits` [1, columns], and the row that it was drawn from."""
         inputs = self.state.send(torch.from_numpy(words))
         best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
         columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
@@ -141,8 +135,7 @@ class DraftSampler(SequenceSampler):
         probabilities = (weights / weights.sum()).astype(np.float32)
         able = np.flatnonzero(probabilities)
         able = able[np.argsort(ids[able])]
-        self._rows += (pack_row(ProbabilityRow(ids[able], probabilities[able])),)
-        return int(columns[(scores + noise).argmax()])
+        return int(columns[(scores + noise).argmax()]), pack_row(ProbabilityRow(ids[able], probabilities[able]))
 
 
 class RatioTest(SequenceSampler):

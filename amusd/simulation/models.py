@@ -115,7 +115,7 @@ class ScriptedDrafter(Drafter):
         self._clock.draft_ns += simulator.costs.draft_prefill.draw(self._random)
 
     @classmethod
-    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+    def step(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """One step."""
         found: list[Sequence[Guesses]] = [drafter.guesses(part) for drafter, part in zip(drafters, parts, strict=True)]
         drafters[0].spend([len(guesses) for guesses in found])

@@ -159,9 +159,9 @@ def known_behind(rows: Sequence[Sequence[int]]) -> Known:
     token_ids, agreeing = np.zeros((2, sum(map(len, rows)), MAX_CONTINUATIONS), dtype=np.int64)
     ngrams, place = NgramCache(), 0
     for row in rows:
-        ngrams.open(())
+        ngrams.open(text := list[int]())
         for token_id in row:
-            ngrams.commit([token_id])
+            text.append(token_id)
             for index, (guess, number) in enumerate(ngrams.continuations()):
                 token_ids[place, index], agreeing[place, index] = guess, min(number, len(WEIGHTS))
             place += 1

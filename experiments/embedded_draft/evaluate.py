@@ -259,12 +259,12 @@ def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
 def _look_up(sequence: Sequence[int], start: int) -> list[int | None]:
     """What prompt lookup would propose at each position from `start` on; None where no long suffix has occurred."""
     ngrams = NgramCache(MIN_LOOKUP)
-    ngrams.open(sequence[:start])
+    ngrams.open(text := list(sequence[:start]))
     found: list[int | None] = []
     for position in range(start, len(sequence)):
         proposed = ngrams.continuation(1)[0]
         found.append(proposed[0] if proposed else None)
-        ngrams.commit(sequence[position : position + 1])
+        text.append(sequence[position])
     return found
 
 

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from chains import propose, propose_together
 from models import tiny
 from oracle import OracleDrafter, always_right, always_wrong
 from table_model import TableModel
 
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
-from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, Expansion
+from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import Schedule
 from amusd.errors import ConfigError
-from amusd.protocol.draft_session import Node
+from amusd.models.passes import ModelOutput, Rows
 
 MODEL = TableModel(20, seed=3, max_length=60)
 PROMPT = (1, 2, 3)
@@ -27,22 +28,15 @@ RATIO_TEST = Distribution(temperature=0.8, seed=5, acceptance="rejection")
 
 
 def own_text(distribution: Distribution, number: int) -> tuple[int, ...]:
-    alone = AutoregressiveDrafter(MODEL)
+    alone = ModelDrafter(MODEL)
     alone.set_distribution(distribution)
     alone.open(PROMPT, 60)
-    return tuple(alone.propose((), number))
+    return tuple(propose(alone, number))
 
 
 def step(drafters: Sequence[Drafter], paths: Sequence[list[int]], room: int = 60) -> list[tuple[int, ...]]:
     """What each proposes behind its path."""
-    parts = []
-    for drafter, path in zip(drafters, paths, strict=True):
-        nodes = [Node(None, drafter.committed[-1], drafter.length - 1, 1.0, 1.0)]
-        for token_id in path:
-            nodes.append(Node(nodes[-1], token_id, nodes[-1].position + 1, 1.0, 1.0))
-        parts.append(Expansion(nodes[0], nodes[-1:], min(room, 5), room))
-    found = type(drafters[0]).expand_together(drafters, parts)
-    return [tuple(token_id for ((token_id, _),) in own) for own in found]
+    return propose_together(drafters, paths, min(room, 5), room)
 
 
 @pytest.mark.parametrize("schedule", [always_right(), always_wrong()], ids=["right", "wrong"])
@@ -54,11 +48,29 @@ def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distrib
     drafter.open(PROMPT, 60)
     for start in (0, num_proposed, 2 * num_proposed):
         assert step([drafter], [[*text[:start]]]) == [text[start : start + num_proposed]]
-        assert len(drafter.take_rows()) == (num_proposed if distribution is RATIO_TEST else 0)
+        assert len(drafter.take_draft_probs()) == (num_proposed if distribution is RATIO_TEST else 0)
+
+
+def test_choices_before_one_without_numbers_are_dropped_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, run = own_text(RATIO_TEST, 15), MODEL.run
+    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_right(), 20, 4))
+    drafter.set_distribution(RATIO_TEST)
+    drafter.open(PROMPT, 60)
+
+    def spoilt(batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
+        outputs = run(batch, steps)
+        outputs[0].logits[2:] = float("nan")
+        return outputs
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MODEL, "run", spoilt)
+        assert step([drafter], [[]]) == [()]
+    assert not drafter.take_draft_probs()
+    assert step([drafter], [[]]) == [text[:5]]
 
 
 def test_the_inner_drafter_looks_up_before_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = AutoregressiveDrafter(TableModel(20, seed=3, max_length=60), NgramCache(2))
+    inner = ModelDrafter(TableModel(20, seed=3, max_length=60), NgramCache(2))
     drafter = CascadeDrafter(MODEL, inner)
     drafter.open((1, 2, 3, 1, 2), 60)
     monkeypatch.setattr(inner.model, "run", None)

@@ -16,12 +16,11 @@ from table_model import TableModel
 
 from amusd import contract
 from amusd.contract import CAPACITY
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
-from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.load_options import LoadOptions
@@ -52,14 +51,14 @@ def model_with_another_tokenizer() -> CachedModel:
 
 OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], Drafter]] = {
-    "autoregressive": lambda: AutoregressiveDrafter(MODEL),
-    "another_tokenizer": lambda: AutoregressiveDrafter(OTHER_TOKENIZER),
-    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramCache(2))),
+    "autoregressive": lambda: ModelDrafter(MODEL),
+    "another_tokenizer": lambda: ModelDrafter(OTHER_TOKENIZER),
+    "cascade": lambda: CascadeDrafter(MODEL, ModelDrafter(OTHER_MODEL, NgramCache(2))),
     "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1)),
-    "cascade_fewer_ids": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(MODEL_OF_FEWER_IDS)),
-    "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2)),
+    "cascade_fewer_ids": lambda: CascadeDrafter(MODEL, ModelDrafter(MODEL_OF_FEWER_IDS)),
+    "lookup_first": lambda: ModelDrafter(MODEL, NgramCache(2)),
     "ngram": lambda: NgramDrafter(1),
-    "tree": lambda: ModelTreeDrafter(bucketed_model(), NgramCache(2)),
+    "tree": lambda: ModelDrafter(bucketed_model(), NgramCache(2)),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
 }
 
@@ -74,24 +73,25 @@ class Remembers(NgramDrafter):
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
         found = super().propose(path, room)
-        self._ngrams.commit(found)
+        self._ngrams._index.append(found)
         return found
 
 
 class Forgets(NgramDrafter):
     """Does not index what was committed."""
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        Drafter.commit(self, token_ids)
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        super().open(token_ids, capacity, fan_out)
+        self._ngrams.open(token_ids)
 
 
-class KeepsSlots(ModelTreeDrafter):
+class KeepsSlots(ModelDrafter):
     """Joins the wrong keys to the prefix."""
 
     def follow(self, transition: Transition) -> None:
         super().follow(transition)
         if transition.kept:
-            self._prefix[self._num_computed - 1] = 0
+            self.slots._prefix[self.slots._num_computed - 1] = 0
 
 
 BROKEN: dict[str, tuple[Callable[[], Drafter], int]] = {

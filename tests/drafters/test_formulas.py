@@ -32,7 +32,8 @@ from amusd.drafters.eagle import EagleDrafter
 from amusd.models.draft_networks import load_published
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 
@@ -86,7 +87,7 @@ class Pair:
 
     def propose(self, number: int) -> None:
         for _ in range(number):
-            propose([self.manager])
+            draft_step([self.manager])
 
     def commit(self, *token_ids: int) -> None:
         self.manager.apply(Verdict(1, 1, 0, len(self.committed), token_ids, 0))
@@ -207,7 +208,7 @@ def test_eagle_goes_on_with_the_features_of_a_sequence_that_began_alike(pairs: d
     num_kept = min(num_known, num_shared)
     pair.sent = set(range(num_kept))
     assert not pair.manager.has_work
-    assert len(drafter._pending) == len(prompt) - max(1, num_kept)
+    assert len(drafter.slots._pending) == len(prompt) - max(1, num_kept)
     pair.send_features()
     pair.propose(3)
     assert pair.check() >= 3

@@ -15,7 +15,8 @@ from amusd.config.engine import MAX_MATCH
 from amusd.drafters.ngram import CHANCES, MAX_CONTINUATIONS, WEIGHTS, EarlierAnswers, NgramCache, NgramDrafter
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 
 texts = st.lists(st.integers(0, 4), max_size=30)
 
@@ -97,9 +98,9 @@ def answered(drafter: NgramDrafter, prompt: Sequence[int], answer: Sequence[int]
     )
     manager.open()
     for start in range(0, len(answer), 3):
-        propose([manager])
+        draft_step([manager])
         manager.apply(Verdict(1, 1, 0, manager.session.base, tuple(answer[start : start + 3]), 0))
-    propose([manager])
+    draft_step([manager])
     manager.close()
     manager.close()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from chains import propose, propose_together
 from models import tiny
 from models.blocks import BUCKETED, bucketed_model
 from models.tiny import wrap_model
@@ -22,7 +23,8 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 
 NUMBER = 4
 MAX_LENGTH = 90
@@ -84,7 +86,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
 
 def tree_of(manager: RollbackManager) -> list[object]:
     return [
-        (node.position, node.token_id, pytest.approx(node.probability, rel=1e-3), node.computed, node.row)
+        (node.position, node.token_id, pytest.approx(node.probability, rel=1e-3), node.computed, node.probs)
         for node in manager.session.root.below()
     ]
 
@@ -113,8 +115,8 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
     most = 0
     for _ in range(25):
         asking = rng.sample(range(NUMBER), rng.randint(1, NUMBER))
-        numbers = numbers_of(propose([together[index] for index in asking]))
-        assert numbers == [number for index in asking for number in numbers_of(propose([alone[index]]))]
+        numbers = numbers_of(draft_step([together[index] for index in asking]))
+        assert numbers == [number for index in asking for number in numbers_of(draft_step([alone[index]]))]
         most = max(most, sum(num_nodes > 0 for num_nodes, _ in numbers))
         for one, other in zip(together, alone, strict=True):
             assert tree_of(one) == tree_of(other)
@@ -139,7 +141,7 @@ def test_several_share_the_passes_of_the_model(kind: str, num_steps: int, monkey
     managers = managers_of(KINDS[kind], drafters, 1)
     monkeypatch.setattr(model, "run", spy)
     for _ in range(num_steps):
-        propose(managers)
+        draft_step(managers)
     assert sizes.count(NUMBER) == num_steps, "those that want more tokens go on without the others"
 
 
@@ -147,19 +149,19 @@ def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.M
     drafters = KINDS["chain"].make(3)
     for number, drafter in enumerate(drafters):
         drafter.open([1, 2, 3 + number], 40)
-    broken, run = drafters[1]._cache, CachedModel.run  # type: ignore[attr-defined]
+    broken, run = drafters[1].text._cache, CachedModel.run  # type: ignore[attr-defined]
 
     def spoilt(self: CachedModel, batch: Sequence[Rows], steps: int) -> list[ModelOutput]:
         outputs = zip(batch, run(self, batch, steps), strict=True)
         return [ModelOutput(out.logits * (float("nan") if rows.cache is broken else 1.0)) for rows, out in outputs]
 
     monkeypatch.setattr(CachedModel, "run", spoilt)
-    proposed = type(drafters[0]).propose_together(drafters, [(), (), ()], [2, 2, 2])
+    proposed = propose_together(drafters, [(), (), ()], 2)
     monkeypatch.undo()
     (fresh,) = KINDS["chain"].make(1)
     for index in (0, 2):
         fresh.open([1, 2, 3 + index], 40)
-        assert proposed[index] == fresh.propose((), 2)
-    assert proposed[1] == []
+        assert proposed[index] == propose(fresh, 2)
+    assert proposed[1] == ()
     fresh.open([1, 2, 4], 40)
-    assert drafters[1].propose((), 2) == fresh.propose((), 2)
+    assert propose(drafters[1], 2) == propose(fresh, 2)

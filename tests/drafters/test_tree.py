@@ -15,9 +15,9 @@ from protocol.sessions import nodes_of
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import ACCEPT_NEXT, SyntheticDrafter
-from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node
 from amusd.protocol.messages import Open, Verdict
@@ -51,7 +51,7 @@ class Checked:
         fan_out: int = 3,
         rows_per_step: int = ROWS,
         prompt: Sequence[int] = (),
-        drafter: ModelTreeDrafter | None = None,
+        drafter: ModelDrafter | None = None,
     ) -> None:
         self.rng = rng
         self.model = bucketed_model(name)
@@ -64,7 +64,7 @@ class Checked:
         )
         self.max_length = max_length
         self.session = DraftSession(opening)
-        self.drafter = drafter or ModelTreeDrafter(self.model, ngrams)
+        self.drafter = drafter or ModelDrafter(self.model, ngrams)
         self.drafter.set_distribution(distribution)
         self.drafter.open(self.prompt, max_length, fan_out)
         self.session.guess_path(*self.drafter.look_up())
@@ -75,7 +75,7 @@ class Checked:
         root, nodes = self.session.root, nodes_of(self.session)
         if not nodes:
             return
-        (found,) = self.drafter.expand_together([self.drafter], [Expansion(root, nodes)])
+        (found,) = self.drafter.step([self.drafter], [Expansion(root, nodes)])
         for node, guesses in zip(nodes, found, strict=True):
             self.compare(guesses, path_to(node))
             self.session.grow([node], [guesses])
@@ -116,13 +116,13 @@ class Checked:
 
     def check_slots(self) -> None:
         """Each slot is free, holds a committed token, or holds a node: one of the three, and once."""
-        drafter = self.drafter
-        prefix = drafter._prefix[: drafter._num_computed].tolist()
-        nodes = [path[-1] for path in drafter._paths.values()]
-        assert sorted([*prefix, *nodes, *drafter._free]) == list(range(tiny.MAX_LENGTH + MAX_NODES))
-        assert len(prefix) + len(drafter._pending) == self.session.base
+        slots = self.drafter.slots
+        prefix = slots._prefix[: slots._num_computed].tolist()
+        nodes = [path[-1] for path in slots._paths.values()]
+        assert sorted([*prefix, *nodes, *slots._free]) == list(range(tiny.MAX_LENGTH + MAX_NODES))
+        assert len(prefix) + len(slots._pending) == self.session.base
         computed = {node for node in self.session.root.below() if node.computed}
-        assert set(drafter._paths) == computed
+        assert set(slots._paths) == computed
 
 
 def fresh_cache(token_ids: Sequence[int]) -> NgramCache:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from chains import propose
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.workers import Target
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.models.passes import Rows
 
 DISTRIBUTIONS = {
@@ -23,12 +24,12 @@ PROMPT = [(7 * place * place + 3) % 4000 for place in range(20)]
 
 
 def drafted(device: str, distribution: Distribution) -> list[int]:
-    drafter = AutoregressiveDrafter(builders.small(device, **builders.as_draft(device)))
+    drafter = ModelDrafter(builders.small(device, **builders.as_draft(device)))
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 200)
-    found = [*drafter.propose((), 5)]
+    found = [*propose(drafter, 5)]
     drafter.commit([*found[:2], 11, 12, 13])
-    return [*found, *drafter.propose((), 8)]
+    return [*found, *propose(drafter, 8)]
 
 
 def answered(device: str, distribution: Distribution) -> tuple[int, ...]:

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from chains import propose
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
 from fake_cuda.workers import Target, TreeDraft
 
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, HardwareConfig
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.factory import load_drafters
+from amusd.drafters.model import ModelDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import DRAFT_ROWS, load_target
 from amusd.models.passes import Rows
@@ -77,7 +78,7 @@ def test_graphs_reserve_little_memory(role: str, monkeypatch: pytest.MonkeyPatch
         if role == "target":
             Target(model)
         else:
-            AutoregressiveDrafter(model)
+            ModelDrafter(model)
             TreeDraft(model)
     heads, dim, rows = (32, 128, 8) if role == "target" else (32, 64, DRAFT_ROWS)
     partial_sums = rows * heads * num_splits(max_model_len) * (dim + 2) * 4  # of `attend_rows`, a layer at a time
@@ -123,15 +124,15 @@ def test_no_pass_of_a_target_captures_amid_an_answer(fixed: bool) -> None:
 
 def test_no_chain_captures_amid_an_answer() -> None:
     with fake_cuda(values=True) as gpus:
-        drafter = AutoregressiveDrafter(small_draft())
+        drafter = ModelDrafter(small_draft())
         with nothing_captured(gpus):
             drafter.set_distribution(FILTERS)
             drafter.open(prompt_of(20), LENGTH)
             for number in (4, 1, 3, 8):
-                drafter.commit([*drafter.propose((), number)[:1], *[5] * number])
+                drafter.commit([*propose(drafter, number)[:1], *[5] * number])
             drafter.commit([6] * 40)  # more than one pass takes in
             drafter.open(prompt_of(LENGTH - 10), LENGTH)
-            drafter.propose((), 10)
+            propose(drafter, 10)
 
 
 def test_no_tree_captures_amid_an_answer() -> None:
@@ -150,7 +151,7 @@ def test_no_tree_captures_amid_an_answer() -> None:
             draft.step(2)
 
 
-@pytest.mark.parametrize(("role", "num_graphs"), [("target", 2 * 5), ("draft", 2 * (4 * 2 + 3 * 3))])
+@pytest.mark.parametrize(("role", "num_graphs"), [("target", 2 * 5), ("draft", 2 * (7 * 2 + 3 * 3))])
 def test_eight_sequences_share_their_logits_and_one_alone_is_sampled_alone(role: str, num_graphs: int) -> None:
     """Samplers cost more than the products where vocabularies are large, so none runs over rows of no sequence."""
     with fake_cuda() as gpus:
@@ -160,7 +161,7 @@ def test_eight_sequences_share_their_logits_and_one_alone_is_sampled_alone(role:
         if role == "target":
             prepare_to_verify(model, caches[0])
         else:
-            kept = [AutoregressiveDrafter(model, cache=cache) for cache in caches]
+            kept = [ModelDrafter(model, cache=cache) for cache in caches]
             assert kept
         logits = 8 * model.numerics.width * model.vocab_size * torch.bfloat16.itemsize
         assert logits <= gpus.live_bytes - before < 1.5 * logits + 2**20

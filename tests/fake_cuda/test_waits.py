@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from chains import propose, propose_together
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
@@ -19,9 +20,9 @@ from models.test_block_models import medusa_weights, save_dflash, save_medusa
 from models.test_eagle import LAYERS, OPTIONS, random
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Expansion
 from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.models.draft_networks import DFlashState, MedusaState, load_published
 from amusd.protocol.draft_session import Node
@@ -59,15 +60,12 @@ def pass_of_the_target(gpus: FakeGpus, distribution: Distribution, **wanted: Any
 
 
 def step_of_a_chain(gpus: FakeGpus, distribution: Distribution) -> Record:
-    drafter = AutoregressiveDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
+    drafter = ModelDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 200)
     path: list[int] = []
 
-    def propose() -> None:
-        path.extend(drafter.propose(path, 4))
-
-    return measured(gpus, propose)
+    return measured(gpus, lambda: path.extend(propose(drafter, 4, path)))
 
 
 def step_of_a_cascade(gpus: FakeGpus, distribution: Distribution) -> Record:
@@ -75,7 +73,7 @@ def step_of_a_cascade(gpus: FakeGpus, distribution: Distribution) -> Record:
     drafter.set_distribution(distribution)
     drafter.open([*PROMPT, *PROMPT], 200)
     root = Node(None, PROMPT[-1], 2 * len(PROMPT) - 1, 1.0, 1.0)
-    return measured(gpus, lambda: drafter.expand_together([drafter], [Expansion(root, [root], room=5)]))
+    return measured(gpus, lambda: drafter.step([drafter], [Expansion(root, [root], room=5)]))
 
 
 def step_of_a_tree(gpus: FakeGpus, distribution: Distribution) -> Record:
@@ -118,11 +116,11 @@ def test_a_draw_waits_with_a_deadline() -> None:
 def test_a_chain_computes_one_step_for_each_token_and_waits_for_four() -> None:
     steps, waits, wanted, path = [], [], (1, 3, 4, 5, 8), list[int]()
     with fake_cuda(values=True) as gpus:
-        drafter = AutoregressiveDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
+        drafter = ModelDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
         drafter.open(PROMPT, 200)
         for number in wanted:
             with gpus.recorded() as part:
-                path += drafter.propose(path, number)
+                path += propose(drafter, number, path)
             attended = [kernel for kernel in part.kernels if "attend_rows" in kernel.name]
             steps.append(len(attended) / 2)  # layers
             waits.append(stops(part))
@@ -133,19 +131,19 @@ def test_a_chain_computes_one_step_for_each_token_and_waits_for_four() -> None:
 def test_chains_of_several_sequences_share_graphs_and_replays_at_a_temperature() -> None:
     with fake_cuda(values=True) as gpus:
         model = builders.small("cuda:0", **builders.as_draft("cuda:0"))
-        drafters = [AutoregressiveDrafter(model, cache=cache) for cache in model.new_caches(2, 200)]
-        # Of one sequence and of all: four samplers, one and 16 rows, and three steps of all but penalties.
-        assert len(gpus.record.captures) == 2 * (4 * 2 + 3 * 3)
+        drafters = [ModelDrafter(model, cache=cache) for cache in model.new_caches(2, 200)]
+        # Of one sequence and of all: seven samplers, one and 16 rows, and three steps of three of them.
+        assert len(gpus.record.captures) == 2 * (7 * 2 + 3 * 3)
         for drafter in drafters:
             drafter.set_distribution(TEMPERATURE)
             drafter.open(PROMPT, 200)
         paths: list[list[int]] = [[], []]
 
-        def propose() -> None:
-            made = AutoregressiveDrafter.propose_together(drafters, paths, [4, 4])
+        def step() -> None:
+            made = propose_together(drafters, paths, 4)
             paths[:] = [[*path, *tokens] for path, tokens in zip(paths, made, strict=True)]
 
-        part = measured(gpus, propose)
+        part = measured(gpus, step)
     assert stops(part) == (1, 0)
     assert len(part.replays) == 4
 

@@ -7,7 +7,7 @@ from functools import reduce
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
-from amusd.drafters.tree import ModelTreeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.policies.schedules import AutoregressivePolicy
 from amusd.protocol.draft_session import Node, Transition
@@ -63,18 +63,18 @@ class Target:
 
     def _session(self, candidates: tuple[int, ...], alternatives: tuple[int, ...]) -> TargetSession:
         length, tokens = len(self.tokens), (*candidates, *alternatives)
-        wants_rows = self._distribution.rule == "rejection"
+        wants_draft_probs = self._distribution.rule == "rejection"
         session = TargetSession(
             sequence_id=1,
             prompt=self.tokens,
             max_length=self._model.max_length,
             vocab_size=self._model.vocab_size,
             fan_out=1 + len(alternatives),
-            wants_rows=wants_rows,
+            wants_draft_probs=wants_draft_probs,
         )
         session.attach(1)
         weights = (CERTAINTY * 3 // 4,) * len(candidates) + (CERTAINTY // 8,) * len(alternatives)
-        rows = tuple(certain(token) for token in tokens) if wants_rows else ()
+        rows = tuple(certain(token) for token in tokens) if wants_draft_probs else ()
         message = Candidate(
             sequence_id=1,
             incarnation=1,
@@ -87,13 +87,13 @@ class Target:
             more=True,
             draft_probs=rows,
         )
-        session.receive(message, unpack_rows(rows, tokens, self._model.vocab_size) if wants_rows else ())
+        session.receive(message, unpack_rows(rows, tokens, self._model.vocab_size) if wants_draft_probs else ())
         return session
 
 
 class TreeDraft:
     def __init__(self, model: CachedModel) -> None:
-        self._drafter = ModelTreeDrafter(model)
+        self._drafter = ModelDrafter(model)
 
     def open(self, prompt: Sequence[int], capacity: int, distribution: Distribution = GREEDY) -> None:
         self._drafter.set_distribution(distribution)
@@ -103,7 +103,7 @@ class TreeDraft:
     def step(self, num_nodes: int) -> list[Node]:
         parents = [self._leaves[number % len(self._leaves)] for number in range(num_nodes)]
         nodes = [Node(parent, 10 + number, parent.position + 1, 0.1, 0.1) for number, parent in enumerate(parents)]
-        self._drafter.expand_together([self._drafter], [Expansion(self._root, nodes)])
+        self._drafter.step([self._drafter], [Expansion(self._root, nodes)])
         self._leaves = nodes
         return nodes
 
@@ -114,4 +114,4 @@ class TreeDraft:
     def _start(self, last_token: int) -> None:
         self._root = Node(None, last_token, self._drafter.length - 1, 1.0, 1.0)
         self._leaves = [self._root]
-        self._drafter.expand_together([self._drafter], [Expansion(self._root, [self._root])])
+        self._drafter.step([self._drafter], [Expansion(self._root, [self._root])])

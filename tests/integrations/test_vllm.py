@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import psutil
 import pytest
+from chains import propose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_link import MemoryTransport, memory_pair
@@ -21,7 +22,7 @@ from runtime.table_tree import TableTreeDrafter
 from table_model import TableModel
 
 from amusd.config import DrafterConfig
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
 from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch, ProposerConfig
@@ -44,9 +45,9 @@ PROMPTS = ((1, 2, 3), (1, 2, 3, 4), (5,), (1, 2, 3), (0, 5, 5, 5, 5), (4, 0, 3))
 
 
 def continuation(prompt: Sequence[int]) -> list[int]:
-    alone = AutoregressiveDrafter(MODEL)
+    alone = ModelDrafter(MODEL)
     alone.open(prompt, CAPACITY)
-    return [*prompt, *alone.propose((), CAPACITY - len(prompt))]
+    return [*prompt, *propose(alone, CAPACITY - len(prompt))]
 
 
 TEXTS = {prompt: continuation(prompt) for prompt in PROMPTS}

@@ -78,7 +78,7 @@ def test_a_late_candidate_is_judged_in_the_place_of_the_bonus_token() -> None:
 
 
 def test_a_block_keeps_what_it_was_drawn_from_when_the_draft_is_lost_during_the_pass() -> None:
-    session = target(wants_rows=True)
+    session = target(wants_draft_probs=True)
     session.receive(candidate(4, 5), ("row of 4", "row of 5"))
     session.begin(1)
     assert session.to_judge()[1] == ("row of 4", "row of 5")  # a late candidate is judged too

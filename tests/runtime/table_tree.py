@@ -59,7 +59,7 @@ class TableTreeDrafter(Drafter):
         number = min(fan_out + 1, vocab_size)
         self._ranking = Ranking(self.distribution, SamplingState(vocab_size), token_ids, number=number)
         if self._ngrams is not None:
-            self._ngrams.open(token_ids)
+            self._ngrams.open(self.committed)
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> list[Guesses]:
         assert (root.position, root.token_id) == (len(self.committed) - 1, self.committed[-1])
@@ -79,8 +79,6 @@ class TableTreeDrafter(Drafter):
         assert [node.position for node in kept] == [len(self.committed) + number for number in range(len(kept))]
         super().follow(transition)
         self._computed &= set(alive)
-        if self._ngrams is not None:
-            self._ngrams.commit([*(node.token_id for node in kept), *token_ids])
 
     def look_up(self) -> tuple[Sequence[int], float]:
         tokens = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)[0]

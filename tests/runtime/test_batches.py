@@ -19,8 +19,8 @@ from table_model import TableModel
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
@@ -34,8 +34,8 @@ PLAIN = decoding("autoregressive")
 START = (3,)
 """A prompt that needs no prefill, so that what is admitted together has its passes together."""
 CHAINS: dict[str, Callable[[], Drafter]] = {
-    "same": lambda: AutoregressiveDrafter(target_model()),
-    "stranger": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
+    "same": lambda: ModelDrafter(target_model()),
+    "stranger": lambda: ModelDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
     "ngram": lambda: NgramDrafter(1),
 }
 TREES: dict[str, Callable[[], Drafter]] = {"same": lambda: TableTreeDrafter(places=spread(3))}

@@ -18,9 +18,9 @@ from runtime.pair import engine_of
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
 from amusd.drafters.base import Drafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
-from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
@@ -102,7 +102,7 @@ def test_sampled_answers_are_those_of_plain_decoding(
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
     drafters: dict[str, Callable[[], Drafter]] = {
-        "embedded": lambda: ModelTreeDrafter(draft, NgramCache(4)),
+        "embedded": lambda: ModelDrafter(draft, NgramCache(4)),
         "ngram": lambda: NgramDrafter(2),
     }
     filters = {"top_k": 40, "top_p": 0.95} if temperature in (0.7, 1.5) else {}

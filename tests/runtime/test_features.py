@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from runtime.pair import PROMPT, decoding, pair, params, reference, restarting_pair, target_model
 from torch import Tensor
 
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.engine import Engine
 from amusd.protocol.messages import Features, Message, Open, Verdict
+from amusd.runtime.draft_step import draft_step
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Mode
@@ -24,7 +25,7 @@ NAME = "reader"
 NUM_TOKENS = 30
 
 
-class ReadingDrafter(AutoregressiveDrafter):
+class ReadingDrafter(ModelDrafter):
     def __init__(self) -> None:
         super().__init__(target_model())
         self.features: dict[int, Tensor] = {}
@@ -169,7 +170,7 @@ def test_a_drafter_that_is_opened_again_gets_its_features_again() -> None:
     manager.open()
     manager.features.append(features_of(0, 4))
     manager.take_features()
-    propose([manager])
+    draft_step([manager])
     drafter.follow = lambda _: 1 / 0  # type: ignore[method-assign, assignment]
     manager.apply(Verdict(1, 1, 0, len(PROMPT), (49, 48), 0))
     assert sorted(drafter.features) == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ import pytest
 from oracle import OracleDrafter, always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
 
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.types import Mode
 
@@ -21,7 +21,7 @@ NUM_TOKENS = 60
 @pytest.mark.parametrize("length", [1, 8])
 def test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one(mode: Mode, length: int) -> None:
     """A cache that is one position off after any round would show here (vLLM #3951, mlxcel #994)."""
-    with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, _):
+    with pair({"same": lambda: ModelDrafter(target_model())}) as (engine, _):
         for _round in range(2):
             answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
             metrics = answer.metrics

@@ -11,7 +11,7 @@ import torch
 from runtime.pair import PROMPT, decoding, pair, plain_engine, reference, target_model
 
 from amusd.config import SamplingParams
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.errors import NotFiniteError
 from amusd.models.passes import ModelOutput, Rows
 
@@ -64,7 +64,7 @@ def params(sampling: str) -> SamplingParams:
     list(zip(SAMPLINGS, 2 * list(SCHEDULES), (NAN, INF, -INF, INF, -INF, NAN), strict=True)),
 )
 def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule: str, value: float) -> None:
-    with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, _):
+    with pair({"same": lambda: ModelDrafter(target_model())}) as (engine, _):
         whole = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])
         spoil(engine.worker.model, lambda _, position: position >= len(PROMPT) + 12, value)
         stream = engine.stream(PROMPT, params(sampling), decoding=SCHEDULES[schedule])
@@ -102,10 +102,10 @@ def test_those_of_one_sequence_do_not_change_the_answer_of_another() -> None:
 
 @pytest.mark.parametrize("sampling", ["greedy", "filters", "ratio test"])
 def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> AutoregressiveDrafter:
+    def broken() -> ModelDrafter:
         model = target_model()
         spoil(model, lambda _, position: position >= len(PROMPT) + 6, NAN)
-        return AutoregressiveDrafter(model)
+        return ModelDrafter(model)
 
     with caplog.at_level(logging.WARNING), pair({"broken": broken}) as (engine, _):
         plain = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])

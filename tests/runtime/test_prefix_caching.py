@@ -14,7 +14,7 @@ from table_model import TableModel, TableTokenizer
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.tree import ModelTreeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
@@ -46,7 +46,7 @@ def fixed_model() -> CachedModel:
 @contextmanager
 def engine(model: CachedModel, *, max_num_seqs: int = 1, prefix_caching: bool = True) -> Iterator[Engine]:
     draft = lean_model(WEIGHTS, Numerics(width=16, fixed=False))
-    drafters = {"draft": lambda: ModelTreeDrafter(draft)}
+    drafters = {"draft": lambda: ModelDrafter(draft)}
     with engine_of(model, TableTokenizer(VOCAB), drafters, max_num_seqs=max_num_seqs) as (found, _):
         found.worker.prefix_caching = prefix_caching
         yield found

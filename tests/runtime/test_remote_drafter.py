@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chains import propose
 from drafters.test_cascade import step
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +15,9 @@ from models import tiny
 from table_model import TableModel
 
 from amusd.config import GREEDY, DecodingConfig, Distribution, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
 from amusd.protocol.messages import Hello
@@ -29,8 +30,8 @@ from amusd.tracing.recorder import Recorder
 CAPACITY = 60
 MODEL = TableModel(6, seed=3, max_length=CAPACITY)
 INNER: dict[str, Callable[[], Drafter]] = {
-    "same": lambda: AutoregressiveDrafter(MODEL),
-    "stranger": lambda: AutoregressiveDrafter(TableModel(6, seed=5, max_length=CAPACITY)),
+    "same": lambda: ModelDrafter(MODEL),
+    "stranger": lambda: ModelDrafter(TableModel(6, seed=5, max_length=CAPACITY)),
     "ngram": lambda: NgramDrafter(1),
 }
 SAMPLED = Distribution(temperature=0.9, seed=4)
@@ -60,10 +61,10 @@ class Middle:
 
 
 def own_text(context: list[int], number: int, distribution: Distribution) -> tuple[int, ...]:
-    alone = AutoregressiveDrafter(MODEL)
+    alone = ModelDrafter(MODEL)
     alone.set_distribution(distribution)
     alone.open(context, CAPACITY)
-    return tuple(alone.propose((), number))
+    return tuple(propose(alone, number))
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

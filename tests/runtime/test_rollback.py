@@ -8,22 +8,24 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
+from chains import propose
 from runtime.pair import PROMPT, VOCAB_SIZE, target_model
 from runtime.table_tree import TableTreeDrafter, spread
 
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, Expansion
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 
 OPENINGS = {
     "chain": Open(1, 1, PROMPT, 100, "brittle", 8, 1),
     "tree": Open(1, 1, PROMPT, 100, "brittle", 8, 1, fan_out=3, rows_per_step=2),
 }
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "chain": lambda: AutoregressiveDrafter(target_model()),
+    "chain": lambda: ModelDrafter(target_model()),
     "tree": lambda: TableTreeDrafter(places=spread(5), ngrams=NgramCache(1)),
 }
 Result = TypeVar("Result")
@@ -47,9 +49,7 @@ class BrittleDrafter(Drafter):
         self._call("open", lambda: self._inner.open(token_ids, capacity, fan_out))
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
-        return self._call(
-            "expand", lambda: self._inner.expand_together([self._inner], [Expansion(root, nodes, 1, room)])[0]
-        )
+        return self._call("expand", lambda: self._inner.step([self._inner], [Expansion(root, nodes, 1, room)])[0])
 
     def follow(self, transition: Transition) -> None:
         self._call("follow", lambda: self._inner.follow(transition))
@@ -94,7 +94,7 @@ def manager_of(kind: str, drafter: Drafter) -> RollbackManager:
     manager = RollbackManager(OPENINGS[kind], drafter)
     manager.open()
     for _ in range(4):
-        propose([manager])
+        draft_step([manager])
     return manager
 
 
@@ -125,7 +125,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         before = tree_of(manager)
         try:
             if rng.random() < 0.6:
-                propose([manager])
+                draft_step([manager])
             else:
                 known = paths(manager.session.root)
                 new = rng.choice(known) if known and rng.random() < 0.7 else (rng.randrange(VOCAB_SIZE),)
@@ -142,12 +142,12 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         assert failed_in == "look_up" or tree_of(manager) == before
         return
     while manager.session.has_work:
-        propose([manager])
+        draft_step([manager])
     if kind == "chain":
-        fresh = AutoregressiveDrafter(target_model())
+        fresh = ModelDrafter(target_model())
         fresh.open(committed, 100)
         path = tuple(node.token_id for node in manager.session.root.below())
-        assert [*path] == fresh.propose((), len(path))
+        assert path == propose(fresh, len(path))
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -157,14 +157,15 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
     manager = manager_of(kind, BrittleDrafter(DRAFTERS[kind](), lambda name: name == "follow"))
     verdict = contradiction(manager)
     num_nodes = manager.session.num_nodes
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.DEBUG):
         transition = manager.apply(verdict)
     assert transition is not None
     assert transition.num_discarded == num_nodes - 1
     assert manager.session.committed == (*PROMPT, *verdict.token_ids)
     assert manager.drafter.length == manager.session.base
     assert "opened again: DeviceLostError('follow')" in caplog.text
-    assert propose([manager])[0][0]
+    assert "raise DeviceLostError" in caplog.text, "a traceback for who looks for the cause"
+    assert draft_step([manager])[0][0]
 
 
 def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,9 @@ from table_model import TableModel
 
 from amusd.answer import Generation
 from amusd.config import SamplingParams
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.engine import Engine
 from amusd.types import Mode
@@ -32,11 +32,11 @@ FILTERS: list[dict[str, Any]] = [
 ]
 STRANGER = TableModel(VOCAB_SIZE, seed=8, max_length=400)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramCache(2))),
-    "same": lambda: AutoregressiveDrafter(target_model()),
-    "stranger": lambda: AutoregressiveDrafter(STRANGER),
+    "cascade": lambda: CascadeDrafter(target_model(), ModelDrafter(STRANGER, NgramCache(2))),
+    "same": lambda: ModelDrafter(target_model()),
+    "stranger": lambda: ModelDrafter(STRANGER),
     "ngram": lambda: NgramDrafter(1),
-    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramCache(2)),
+    "lookup first": lambda: ModelDrafter(target_model(), NgramCache(2)),
 }
 
 

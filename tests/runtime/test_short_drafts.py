@@ -8,9 +8,9 @@ import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from table_model import TableModel
 
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.models.numerics import Numerics
 
 POSITIONS = 30
@@ -26,8 +26,8 @@ SCHEDULES = {
     "windowed": decoding("asynchronous", policy="windowed"),
 }
 MAKERS: dict[str, Callable[[], Drafter]] = {
-    "model": lambda: AutoregressiveDrafter(SHORT),
-    "cascade": lambda: CascadeDrafter(SHORT, AutoregressiveDrafter(SHORT)),
+    "model": lambda: ModelDrafter(SHORT),
+    "cascade": lambda: CascadeDrafter(SHORT, ModelDrafter(SHORT)),
 }
 
 

@@ -19,12 +19,13 @@ from table_model import TableModel
 from torch import Tensor
 
 from amusd.config import Distribution
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
-from amusd.runtime.rollback import RollbackManager, propose
+from amusd.runtime.draft_step import draft_step
+from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.acceptance import RatioTest, unpack_rows
 from amusd.sampling.sampler import SamplingState
 
@@ -82,7 +83,7 @@ class PrefixModel(TableModel):
             self._rows[prefix] = known
         return known
 
-    def new_caches(self, number: int, capacity: int) -> list[Cache]:
+    def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[Cache]:
         return [Cache(capacity) for _ in range(number)]
 
     def prefill(self, token_ids: Sequence[int], cache: Cache) -> None:
@@ -108,7 +109,7 @@ class Experiment:
     asynchronous: bool = True
     target: PrefixModel = field(default_factory=lambda: PrefixModel(1))
     draft: PrefixModel | None = None
-    make_drafter: Callable[[PrefixModel], AutoregressiveDrafter] = AutoregressiveDrafter  # type: ignore[assignment]
+    make_drafter: Callable[[PrefixModel], ModelDrafter] = ModelDrafter  # type: ignore[assignment]
     filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
     """What happens to a candidate message on its way."""
     num_accepted: int = 0
@@ -132,11 +133,11 @@ class Experiment:
                 law[tokens] = probability
         return law
 
-    def _answer(self, seed: int, drafter: AutoregressiveDrafter) -> tuple[int, ...]:
+    def _answer(self, seed: int, drafter: ModelDrafter) -> tuple[int, ...]:
         schedule = random.Random(seed)
         distribution = _seeded(self.distribution, seed)
         sizes = {"max_length": MAX_LENGTH, "vocab_size": VOCAB_SIZE}
-        session = TargetSession(sequence_id=1, prompt=PROMPT, wants_rows=True, **sizes)
+        session = TargetSession(sequence_id=1, prompt=PROMPT, wants_draft_probs=True, **sizes)
         session.attach(1)
         sampler = RatioTest(distribution, SamplingState(VOCAB_SIZE), PROMPT)
         length = 8 if self.asynchronous else self.num_speculative_tokens
@@ -149,7 +150,7 @@ class Experiment:
         while session.committed_length < len(PROMPT) + NUM_TOKENS:
             step = schedule.random() if self.asynchronous else 0.0  # synchronous: the first thing that can be done
             if step < 0.4 and manager.has_work:
-                propose([manager])
+                draft_step([manager])
                 if offer := manager.session.offer():
                     candidates.append(encode(self.filter_offer(offer), 7))
             elif step < 0.6 and candidates:

@@ -15,8 +15,8 @@ from msgspec import structs
 from sampling.law import VOCAB_SIZE, Experiment, PrefixModel, check_fit
 
 from amusd.config import Distribution
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.model import ModelDrafter
 from amusd.protocol.messages import Candidate
 from amusd.sampling.acceptance import ProbabilityRow, RatioTest, certain, pack_row, residual, unpack_row
 from amusd.sampling.sampler import SamplingState
@@ -92,7 +92,7 @@ def test_what_cannot_be_a_row_is_refused(data: bytes, token_id: int, reason: str
 
 def cascade(middle: PrefixModel) -> CascadeDrafter:
     """`middle` judges what a model near to it drafts."""
-    inner = AutoregressiveDrafter(PrefixModel(5, of=middle))  # type: ignore[arg-type]
+    inner = ModelDrafter(PrefixModel(5, of=middle))  # type: ignore[arg-type]
     return CascadeDrafter(middle, inner)  # type: ignore[arg-type]
 
 

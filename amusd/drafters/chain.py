@@ -1,0 +1,157 @@
+"""The text of a chain in a model's cache, and the tokens that the model chooses behind it.
+
+    token_ids   the committed tokens, and the path behind them
+    cache       keys and values of the text's first tokens, all but the last at most, so that a pass has an input
+
+Where a long enough suffix has occurred before, prompt lookup proposes instead, which is right more often and free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amusd.config import Distribution
+from amusd.drafters.base import Expansion, chain_of, say_not_finite
+from amusd.drafters.ngram import NgramCache
+from amusd.errors import NotFiniteError
+from amusd.models.cached_model import CachedModel
+from amusd.models.kv_cache import KVCache
+from amusd.models.passes import ModelOutput, Rows, SamplerRows
+from amusd.protocol.draft_session import Guesses
+from amusd.protocol.prefix_hash import num_common
+from amusd.sampling.acceptance import DraftSampler
+from amusd.sampling.sampler import SamplingState, SequenceSampler
+
+
+class ChainText:
+    """The text of one sequence after another; a cache keeps what the next one begins with. No step copies it."""
+
+    def __init__(self, model: CachedModel, cache: KVCache, ngrams: NgramCache | None = None) -> None:
+        """`ngrams`: proposes first."""
+        self.token_ids: list[int] = []
+        self._model, self._cache, self._ngrams = model, cache, ngrams
+        self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
+        self._num_held = 0
+        """Tokens that the cache held before the last pass."""
+
+    def fill(self, committed: list[int]) -> None:
+        """Start from `committed`, to which the drafter appends: what the cache lacks goes through the model."""
+        self._committed, self._base = committed, len(committed)
+        self._sampler: SequenceSampler | None = None
+        self._drawn: list[bytes] = []
+        self._replace(0, committed)
+        self._prefill()
+
+    def open(self, committed: list[int], distribution: Distribution) -> None:
+        """`fill`, and have the tokens behind it drawn from `distribution`."""
+        self.fill(committed)
+        if self._ngrams is not None:
+            self._ngrams.open(committed)
+        if not distribution.is_argmax:
+            make = DraftSampler if distribution.rule == "rejection" else SequenceSampler
+            state, number = SamplingState.of(self._model, self._cache)
+            self._sampler = make(distribution, state, committed, sequence=number)
+
+    def forget(self) -> None:
+        """Have the next text begin with nothing of this one."""
+        self.token_ids.clear()
+        self._cache.truncate(0)
+
+    def go_to(self, part: Expansion) -> Sequence[int]:
+        """Make the text the committed tokens and the path of `part`; returns what followed it before, up to the room.
+
+        The model reads what is looked up with its next step.
+        """
+        path = part.path
+        self._replace(self._base, [*self._committed[self._base :], *path])
+        self._base = len(self._committed)
+        return () if self._ngrams is None else self._ngrams.continuation(part.room, path)[0]
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether a device may choose several tokens in a row."""
+        return self._sampler is None or self._sampler.can_replay
+
+    def rows(self, candidates: Sequence[int] = (), steps: int = 1) -> Rows:
+        """The end of the text that the cache lacks, and `candidates` behind it."""
+        start = self._cache.length
+        if len(self.token_ids) - start + len(candidates) > self._model.numerics.max_rows(start):
+            self._prefill()
+            start = self._cache.length
+        self._num_held = start
+        token_ids, wanted = model_ids(self._model, [*self.token_ids[start:], *candidates]), None
+        if self._sampler is not None:
+            self._sampler.see(self.token_ids)
+            words = self._sampler.rows(start, token_ids, num_steps=steps)
+            wanted = SamplerRows(self._sampler.sampler, words)
+        return Rows(token_ids, self._cache, wanted)
+
+    def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
+        """Append the tokens that a pass over `rows` chose, which are returned; none if not finite.
+
+        They are the choices along `candidates` and one more, then those of further `steps`.
+        """
+        first, num_drawn = len(self.token_ids) - self._num_held - 1, len(self._drawn)
+        chosen: list[int] = []
+        try:
+            for row in range(len(candidates) + steps):
+                chosen.append(self._draw(output, first + row))
+                if row < len(candidates) and candidates[row] != chosen[row]:
+                    break
+        except NotFiniteError as error:
+            say_not_finite(error)
+            self._cache.truncate(self._num_held)
+            self._model.wipe(self._cache)
+            del self._drawn[num_drawn:]
+            return ()
+        self.token_ids += chosen
+        self._cache.truncate(len(self.token_ids) - 1)
+        return chosen
+
+    def take_draft_probs(self) -> Sequence[bytes]:
+        """See `Drafter`."""
+        probs, self._drawn = self._drawn, []
+        return probs
+
+    def _draw(self, output: ModelOutput, row: int) -> int:
+        """The token chosen behind a row. Raises `NotFiniteError`."""
+        column, _ = output.sample(row)
+        if isinstance(self._sampler, DraftSampler):
+            assert output.wanted is not None
+            logits, words = output.logits[row : row + 1], output.wanted.inputs[row : row + 1]
+            column, drawn_from = self._sampler.draw(logits, words)
+            self._drawn.append(drawn_from)
+        return column if self._output_ids is None else self._output_ids[column]
+
+    def _replace(self, start: int, token_ids: Sequence[int]) -> None:
+        """Have the text go on with `token_ids` at `start`; the cache keeps what both texts begin with."""
+        same = start + num_common(self.token_ids[start:], token_ids)
+        self.token_ids[same:] = token_ids[same - start :]
+        self._cache.truncate(min(self._cache.length, same, len(self.token_ids) - 1))
+
+    def _prefill(self) -> None:
+        """Take in the rest of the text but its last token."""
+        self._model.prefill(model_ids(self._model, self.token_ids[self._cache.length : -1]), self._cache)
+
+
+def model_ids(model: CachedModel, token_ids: Sequence[int]) -> list[int]:
+    """Token ids modulo the vocabulary of `model`."""
+    return [token_id % model.num_ids for token_id in token_ids]
+
+
+def chain_step(model: CachedModel, texts: Sequence[ChainText], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+    """What is looked up behind each path, or as many tokens as are worth passes, which the texts share.
+
+    Fewer tokens where logits are not finite.
+    """
+    found = [[*text.go_to(part)] for text, part in zip(texts, parts, strict=True)]
+    left = [0 if tokens else part.num_tokens for tokens, part in zip(found, parts, strict=True)]
+    while going := [index for index, number in enumerate(left) if number]:
+        # else the host has to choose
+        steps = min(model.tokens_per_step, max(left)) if all(texts[index].can_replay for index in going) else 1
+        outputs = model.run([texts[index].rows(steps=steps) for index in going], steps)
+        for index, output in zip(going, outputs, strict=True):
+            chosen = texts[index].take(output, steps=min(steps, left[index]))
+            found[index] += chosen
+            left[index] = left[index] - len(chosen) if chosen else 0
+    return [chain_of(tokens) for tokens in found]

@@ -1,0 +1,39 @@
+"""One step of a draft: choose the nodes to compute, have their drafters guess what follows, grow the trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from amusd.drafters.base import Expansion
+from amusd.protocol.draft_session import Guesses, Node, next_nodes
+from amusd.runtime.rollback import RollbackManager
+from amusd.sampling.acceptance import certain
+
+StepShare: TypeAlias = tuple[Sequence[Node], Sequence[Guesses]]
+"""What a step did for one sequence: the nodes that it computed, and the guesses behind them; both may be empty."""
+
+
+def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[StepShare]:
+    """Compute the most valuable nodes of sequences whose drafters were made together; the share of each.
+
+    It is urgent where it computes a root, which has no candidate yet: it ends once a message is ready. `row_share`: see
+    `next_nodes`.
+    """
+    chosen = next_nodes([manager.session for manager in managers], row_share)
+    working = [(manager, nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
+    is_urgent = any(manager.session.root in nodes for manager, nodes in working)
+    parts = []
+    for manager, nodes in working:
+        session, least = manager.session, 1 if is_urgent else manager.drafter.tokens_per_replay
+        num_tokens = min(session.room, max(session.opening.tokens_per_message, least))
+        parts.append(Expansion(session.root, nodes, num_tokens, session.room))
+    drafters = [manager.drafter for manager, _ in working]
+    found = drafters[0].step(drafters, parts) if drafters else []
+    for (manager, nodes), guesses in zip(working, found, strict=True):
+        probs: Sequence[bytes] = ()
+        if manager.session.opening.distribution.rule == "rejection":
+            probs = manager.drafter.take_draft_probs() or [certain(token_id) for ((token_id, _),) in guesses]
+        manager.session.grow(nodes, guesses, probs)
+    shares = iter(found)
+    return [(nodes, next(shares) if nodes else ()) for nodes in chosen]
