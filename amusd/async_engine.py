@@ -20,10 +20,10 @@ from typing import Any
 from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation
+from amusd.checkpoints.tokenizer import Prompt
 from amusd.config import SamplingParams
 from amusd.engine import Engine, Options
 from amusd.errors import StateError
-from amusd.models.tokenizer import Prompt
 from amusd.types import Token
 
 LOOK_SECONDS = 1.0
@@ -104,7 +104,7 @@ class AsyncEngine:
         # In another thread, since taking a long prompt apart takes its time
         answer = await asyncio.to_thread(self.engine.stream, prompt, params, **options)
         answer.on_news = partial(_set, news, asyncio.get_running_loop())
-        self.engine.turns.enqueue(answer)
+        self.engine.scheduler.enqueue(answer)
         self._asked.set()
         return answer
 
@@ -122,7 +122,7 @@ class AsyncEngine:
         self._made.set_result(engine)
         with engine, suppress(StateError):  # somebody else has closed it, which is said where an answer is read
             while not self._is_closing:
-                if not engine.turns.step():
+                if not engine.scheduler.step():
                     self._asked.wait(LOOK_SECONDS)
                 self._asked.clear()
 

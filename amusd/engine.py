@@ -20,17 +20,17 @@ import torch
 from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation
-from amusd.answer.turns import Turns
+from amusd.answer.scheduler import Scheduler
+from amusd.checkpoints.detokenizer import IncrementalDecoder
+from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.checkpoints.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError, ContextLengthError
 from amusd.logs import logger
-from amusd.models.detokenizer import IncrementalDecoder
-from amusd.models.meeting import Meeting
-from amusd.models.timed_dtype import settle_dtype
-from amusd.models.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.policies.factory import check_sampling, choose_policy, choose_schedule, policy_name
+from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.devices import device_of
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import connect_target
@@ -60,14 +60,14 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     drafts: DraftSource | None = None
-    meeting: Meeting | None = None
+    meeting: Rendezvous | None = None
     """Where the target's ranks meet, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 
     def __post_init__(self) -> None:
         self.others.callback(self.worker.shut_down)  # first
-        self.turns = Turns(self.worker)
+        self.scheduler = Scheduler(self.worker)
         self.draft = self.worker.client.connection
 
     @classmethod
@@ -100,7 +100,7 @@ class Engine:
         drafts: DraftSource | None,
         recorder: Recorder,
         *,
-        meeting: Meeting | None = None,
+        meeting: Rendezvous | None = None,
     ) -> Self:
         """Load the target here; `drafts` starts drafts; `meeting`: where the other ranks connect.
 
@@ -160,7 +160,7 @@ class Engine:
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> Answer:
         """As `stream`; the answer is computed whenever any answer of this engine is read."""
         answer = self.stream(prompt, params, **options)
-        self.turns.enqueue(answer)
+        self.scheduler.enqueue(answer)
         return answer
 
     def stream(
@@ -179,7 +179,7 @@ class Engine:
         first. `reference`: plain decoding's answer, for the synthetic drafter. Raises `ConfigError` for what cannot be
         answered, and `StateError` when the engine is closed.
         """
-        self.turns.check()
+        self.scheduler.check()
         check_kind("params", params, SamplingParams)
         params = params or SamplingParams()
         name, decoding = choose_schedule(self.drafters, decoding, drafter)
@@ -201,7 +201,7 @@ class Engine:
         eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
         max_new_tokens, decoder = request.max_length - len(prompt_ids), IncrementalDecoder(self.tokenizer, prompt_ids)
         stop = StopChecker(eos_token_ids, params.stop, max_new_tokens, decoder.push, decoder.flush)
-        return Answer(request, stop, kind, self.turns)
+        return Answer(request, stop, kind, self.scheduler)
 
     def encode(
         self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
@@ -243,7 +243,7 @@ class Engine:
 
         Idempotent; for any thread.
         """
-        self.turns.close(self.others.close)
+        self.scheduler.close(self.others.close)
 
     def __enter__(self) -> Self:
         return self

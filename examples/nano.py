@@ -221,7 +221,7 @@ def encode(tokenizer: Any, prompt: str) -> list[int]:
 
 def embedded_pair() -> tuple[str, str]:
     """Return the folders of the pair that amusd brings: here alone is the package used."""
-    from amusd.models import embedded_draft, embedded_target
+    from amusd.checkpoints import embedded_draft, embedded_target
 
     target, folder = embedded_target.embedded_target_path(), tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)

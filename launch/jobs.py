@@ -20,13 +20,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from amusd.checkpoints.timed_dtype import settle_dtype
 from amusd.commands.job import Job
 from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, read_json, write_json
 from amusd.logs import logger, show_lines
-from amusd.models.timed_dtype import settle_dtype
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import device_of
 from amusd.runtime.workers import check_workers, start_workers

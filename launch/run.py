@@ -42,7 +42,7 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.files import make_socket_folder
 from amusd.huge_pages import restart_with_huge_pages
-from amusd.models.meeting import Meeting
+from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftProcess
@@ -68,7 +68,7 @@ ADDRESS = "address"
 LOOK_SECONDS = 0.02
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
     """The rank of this process and the number of processes, among all of torchrun and among those of this machine."""
 
     rank: int
@@ -82,16 +82,16 @@ class Place(NamedTuple):
         return self.local_size != self.size
 
 
-def place_from_environment() -> Place:
+def place_from_environment() -> RankInfo:
     """Read torchrun's variables. Raises `ConfigError` without them."""
     try:
-        return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+        return RankInfo(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
     except KeyError:
         command = 'torchrun --standalone --nproc-per-node=2 launch/run.py prompt="..."'
         raise ConfigError(f"launch/run.py: start it with {command}, or use the amusd command") from None
 
 
-def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
+def compose(arguments: Sequence[str], own: RankInfo) -> tuple[str, RunConfig]:
     """The command and the configuration. Raises `ConfigError`, alike on all ranks."""
     command, overrides = "generate", list(arguments)
     if {"-m", "--multirun"} & set(overrides):
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
             raise PeerLostError(f"the ranks did not meet in torchrun's store: {first_line(error)}") from None
 
 
-def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> int:
+def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) -> int:
     """Be a rank of the target, or the one that starts drafts; return the exit code. `stack` ends with it."""
     from torch.distributed import rendezvous  # type: ignore[attr-defined]  # missing in __all__
 
@@ -177,7 +177,7 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
     return code
 
 
-def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
+def meet_in_folder(folder: str | None, stack: ExitStack) -> Rendezvous:
     """The meeting in this folder, or in a new one that `stack` removes. Raises `ConfigError` if others may enter it."""
     if folder is None:
         folder = make_socket_folder("amusd-ranks-")
@@ -185,10 +185,10 @@ def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
     status = Path(folder).lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ConfigError(f"{folder}: torchrun's store names this folder, which is not private to this user")
-    return Meeting(folder)
+    return Rendezvous(folder)
 
 
-def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, Meeting]:
+def _meet_apart(store: Any, config: RunConfig, own: RankInfo) -> tuple[RunConfig, Rendezvous]:
     address = config.transport.address
     assert address is not None, "`compose` has seen to it"
     host = address_towards(address)
@@ -203,10 +203,10 @@ def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, M
     devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
     hardware = dataclasses.replace(config.hardware, devices=tuple(devices))
     transport = dataclasses.replace(config.transport, address=address)
-    return dataclasses.replace(config, hardware=hardware, transport=transport), Meeting(address, host, store)
+    return dataclasses.replace(config, hardware=hardware, transport=transport), Rendezvous(address, host, store)
 
 
-def own_device(config: RunConfig, own: Place) -> str:
+def own_device(config: RunConfig, own: RankInfo) -> str:
     """The device named for this rank, or the next GPU of its machine, if any."""
     if config.hardware.devices:
         return devices_of(config.engine())[own.rank]
@@ -214,7 +214,7 @@ def own_device(config: RunConfig, own: Place) -> str:
     return f"cuda:{own.local_rank % num_gpus}" if num_gpus else "cpu"
 
 
-def _run_target(command: str, config: RunConfig, meeting: Meeting, link: ZeroMQTransport, store: Any) -> int:
+def _run_target(command: str, config: RunConfig, meeting: Rendezvous, link: ZeroMQTransport, store: Any) -> int:
     def make_engine(wanted: EngineConfig, events: str | None) -> Engine:
         from amusd.engine import Engine
 

@@ -66,7 +66,7 @@ def _own_lines() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def embedded_folder() -> Path:
-    from amusd.models.embedded_target import embedded_target_path
+    from amusd.checkpoints.embedded_target import embedded_target_path
 
     return embedded_target_path()
 

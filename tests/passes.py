@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
+from amusd.runner.model_runner import ModelRunner
 
 
 def forward(
-    model: CachedModel,
+    model: ModelRunner,
     token_ids: Sequence[int],
     cache: KVCache,
     wanted: SamplerRows | None = None,

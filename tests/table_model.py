@@ -55,7 +55,7 @@ class TableCache:
 
 
 class TableModel:
-    """A `CachedModel` in float64 on the CPU whose logits are exact and never tie."""
+    """A `ModelRunner` in float64 on the CPU whose logits are exact and never tie."""
 
     output_ids: Tensor | None = None
     captured_on: torch.device | None = None
@@ -70,7 +70,7 @@ class TableModel:
         numerics: Numerics | None = None,
         reads_features: Sequence[str] = (),
     ) -> None:
-        """Models with the same `vocab_size` and `seed` are equal. `numerics`: see `CachedModel`; None: no limits.
+        """Models with the same `vocab_size` and `seed` are equal. `numerics`: see `ModelRunner`; None: no limits.
 
         `reads_features`: drafters that read features, which are four small numbers of each prefix's hash.
         """
@@ -103,7 +103,7 @@ class TableModel:
             cache.append(token_id)
 
     def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
-        """Logits [rows, vocab] float64 of each sequence alone; see `CachedModel`."""
+        """Logits [rows, vocab] float64 of each sequence alone; see `ModelRunner`."""
         outputs = []
         for rows in batch:
             hashes = self._hashes(rows)

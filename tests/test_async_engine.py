@@ -95,7 +95,7 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
                     await asyncio.wait_for(read(engine), 0.2 if how == "time out" else DEADLINE_SECONDS)
             gc.collect()
             await until(lambda: num_at_work(own) == 0)
-            assert not own.turns._at_work
+            assert not own.scheduler._at_work
             assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
 
     run(work())

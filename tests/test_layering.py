@@ -22,6 +22,8 @@ LAYERS = (
     {"policies", "tracing"},
     {"sampling", "transport"},
     {"models"},
+    {"runner"},
+    {"checkpoints"},
     {"drafters"},
     {"runtime"},
     {"contract", "answer", "simulation"},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amusd.models.tokenizer import load_tokenizer
+from amusd.checkpoints.tokenizer import load_tokenizer
 from tests.launch.processes import ROOT, run
 from tests.test_golden import GREEDY, ids
 

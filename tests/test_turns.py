@@ -75,7 +75,7 @@ def test_an_answer_can_be_cancelled_amid_a_pass_and_ends_before_the_next_one() -
         found = tuple(token.token_id for token in stream)
         assert found == answer_of(40)[: len(found)]
         assert passes[-1] == 3
-        assert not engine.turns.step()
+        assert not engine.scheduler.step()
         with pytest.raises(StateError, match=r"^the answer is not finished"):
             stream.result()
 

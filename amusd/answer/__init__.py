@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from amusd.answer.turns import Turns
+from amusd.answer.scheduler import Scheduler
 from amusd.errors import StateError
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
@@ -58,7 +58,7 @@ class Answer:
     request: Request
     stop: StopChecker
     _kind: Callable[..., Generation]
-    _turns: Turns
+    _turns: Scheduler
     _tokens: list[Token] = field(default_factory=list)
     _num_read: int = 0
     _generation: Generation | None = None
@@ -124,7 +124,7 @@ class Answer:
         """End the answer before its next pass, without waiting; its tokens can be read. Idempotent."""
         self.is_over = True
 
-    # For `Turns`
+    # For `Scheduler`
 
     def fail(self, error: Exception) -> None:
         """Raise `error` behind the tokens that can be read."""

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from amusd.checkpoints.checkpoint import find_checkpoint
+from amusd.checkpoints.loading import describe_drafter, load_draft_model, load_target, model_path, target_dtype
+from amusd.checkpoints.transformers_models import quiet_transformers
 from amusd.commands.job import Job
 from amusd.commands.other_worker import LONG, Surrounding, measure_one_way, neighbour
 from amusd.config import DecodingConfig, EngineConfig, HardwareConfig, TransportConfig
@@ -26,14 +29,11 @@ from amusd.drafters.ngram import NgramCache
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json
 from amusd.logs import end_progress, logger, show_progress
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.checkpoint import find_checkpoint
 from amusd.models.kv_cache import KVCache
-from amusd.models.loading import describe_drafter, load_draft_model, load_target, model_path, target_dtype
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.models.transformers_models import quiet_transformers
 from amusd.protocol.draft_session import Node, Transition
+from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of, settle_devices, warn_of_sharing
 from amusd.transport.factory import ON_ONE_MACHINE
@@ -73,11 +73,11 @@ def run(job: Job) -> int:
     logger.info("messages over each link")
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")
-    drafts: dict[str, CachedModel] = {}
+    drafts: dict[str, ModelRunner] = {}
     with beside(engine) as busy:
         for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
             model, _ = load_draft_model(drafter, engine, draft_device)
-            assert isinstance(model, CachedModel)
+            assert isinstance(model, ModelRunner)
             drafts[drafter.kind] = model
             logger.info(f"draft: {describe_drafter(drafter, engine, draft_device)}")
         target, tokenizer = load_target(engine, device)
@@ -128,8 +128,8 @@ def measure_links(
 
 
 def measure_models(
-    target: CachedModel,
-    drafts: Mapping[str, CachedModel],
+    target: ModelRunner,
+    drafts: Mapping[str, ModelRunner],
     generate: Generate | None,
     prompt: Sequence[int],
     busy: Surrounding,
@@ -139,7 +139,7 @@ def measure_models(
     alone, slowed = time_in_turns(work, nullcontext, busy)
     plain = time_plain_decoding(target, generate, prompt)
 
-    def figures_of(model: CachedModel) -> dict[str, Any]:
+    def figures_of(model: ModelRunner) -> dict[str, Any]:
         return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
 
     def by_width(ms: Mapping[str, float], name: str) -> dict[str, float]:
@@ -177,7 +177,7 @@ def measure_models(
 
 
 def _passes_and_steps(
-    target: CachedModel, drafts: Mapping[str, CachedModel], prompt: Sequence[int]
+    target: ModelRunner, drafts: Mapping[str, ModelRunner], prompt: Sequence[int]
 ) -> Iterator[tuple[str, Work]]:
     rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
     bucketed = replace(target, options=replace(target.options, numerics=rule))
@@ -190,7 +190,7 @@ def _passes_and_steps(
             yield f"draft step, {name}, tree, {width} rows", _tree_step(drafter, prompt, width)
 
 
-def time_plain_decoding(target: CachedModel, generate: Generate | None, prompt: Sequence[int]) -> dict[str, float]:
+def time_plain_decoding(target: ModelRunner, generate: Generate | None, prompt: Sequence[int]) -> dict[str, float]:
     """Milliseconds per token of this package, and of transformers without the time of the prompt."""
     work = {"amusd": _steps(target, prompt, NUM_TOKENS)}
     if generate is None:
@@ -256,12 +256,12 @@ def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
     return generate
 
 
-def one_pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
+def one_pass(model: ModelRunner, prompt: Sequence[int], width: int) -> Work:
     """A pass of the first `width` tokens of `prompt` behind all of it."""
     return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
 
 
-def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
+def _steps(model: ModelRunner, prompt: Sequence[int], number: int) -> Work:
     work = _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
     return work._replace(num_steps=number)
 
@@ -281,7 +281,7 @@ def _tree_step(drafter: ModelDrafter, prompt: Sequence[int], width: int) -> Work
     return Work(run, drafter.model.weight_bytes)
 
 
-def _behind(prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]) -> Work:
+def _behind(prompt: Sequence[int], model: ModelRunner, room: int, work: Callable[[KVCache], object]) -> Work:
     cache = model.new_cache(len(prompt) + room)
     model.prefill(prompt, cache)
 

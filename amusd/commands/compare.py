@@ -206,7 +206,7 @@ class Comparison:
         deadline = time.monotonic() + self.config.startup_timeout_seconds
         while self._is_draft_away() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
-            self.engine.turns.step()  # which looks for a draft
+            self.engine.scheduler.step()  # which looks for a draft
         self._warm_up()
 
     def _is_draft_away(self) -> bool:
@@ -293,7 +293,7 @@ def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], fo
     if place is None:
         return float("inf")
     prefix, model = (*prompt, *expected[:place]), engine.worker.model
-    with engine.turns.alone():
+    with engine.scheduler.alone():
         [cache] = model.new_caches(1, len(prefix))
         model.prefill(prefix[:-1], cache)
         logits = model.run([Rows(prefix[-1:], cache)])[0].logits[0]

@@ -11,18 +11,18 @@ from typing import TypeAlias
 
 import torch
 
+from amusd.checkpoints.building import device_errors
+from amusd.checkpoints.loading import check_target, describe_drafter, describe_target, load_target
+from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.checkpoints.tokenizer import user_turn
 from amusd.commands.bench import beside, measure_links, one_pass, time_in_turns
 from amusd.commands.job import Job
 from amusd.config import EngineConfig
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError, ConfigError
-from amusd.models.building import device_errors
-from amusd.models.cached_model import CachedModel
-from amusd.models.fallback import find_way
-from amusd.models.loading import check_target, describe_drafter, describe_target, load_target
-from amusd.models.self_test import measure_width_invariance
-from amusd.models.timed_dtype import settle_dtype
-from amusd.models.tokenizer import user_turn
+from amusd.runner.fallback import find_way
+from amusd.runner.model_runner import ModelRunner
+from amusd.runner.self_test import measure_width_invariance
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
 from amusd.runtime.startup import cache_bytes
@@ -123,7 +123,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
         raise ConfigError("the drafter's tokenizer differs from the target's")
     texts = (describe_drafter(drafter, config, of_draft) for drafter in config.drafters)
     yield "drafter", True, "; ".join([*texts, *drafters.notes])
-    models: dict[str, list[CachedModel]] = {of_target: [model]}
+    models: dict[str, list[ModelRunner]] = {of_target: [model]}
     models.setdefault(of_draft, []).extend(drafters.models)
     for device, own in models.items():
         yield _memory(config, device, own)
@@ -134,21 +134,21 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
     yield _neighbour(config, model, prompt)
 
 
-def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) -> Finding:
+def _memory(config: EngineConfig, device: str, models: Sequence[ModelRunner]) -> Finding:
     weights, free = sum(model.weight_bytes for model in models), free_bytes(device)
     caches = sum(cache_bytes(model, config.max_num_seqs) for model in models)
     text = f"a pass reads {weights / 1e6:.0f} MB, caches (max_num_seqs) take {caches / 1e6:.0f} of {free / 1e6:.0f} MB"
     return f"memory {device}", caches <= free, text
 
 
-def _exactness(config: EngineConfig, model: CachedModel, prompt: Sequence[int]) -> Finding:
+def _exactness(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Finding:
     found = measure_width_invariance(model, prompt, num_tokens=32, num_caches=config.max_num_seqs)
     text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
     ok = not any(found) if config.verify_width == "fixed" else None
     return "exactness", ok, f"{text} (verify_width={config.verify_width})"
 
 
-def _neighbour(config: EngineConfig, model: CachedModel, prompt: Sequence[int]) -> Finding:
+def _neighbour(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Finding:
     """By how much the draft's device slows a pass of the target while it computes."""
     with beside(config) as busy:
         alone, slowed = (ms["pass"] for ms in time_in_turns({"pass": one_pass(model, prompt, 1)}, nullcontext, busy))

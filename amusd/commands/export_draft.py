@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from amusd.checkpoints.embedded_draft import export_draft
+from amusd.checkpoints.embedded_target import embedded_target_path
 from amusd.files import make_new_folder
 from amusd.logs import logger
-from amusd.models.embedded_draft import export_draft
-from amusd.models.embedded_target import embedded_target_path
 
 
 def run(folder: Path) -> int:

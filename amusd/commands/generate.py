@@ -130,7 +130,7 @@ def in_flight(engine: Engine, submitted: Iterator[Answer], number: int) -> Gener
             flying.extend(islice(submitted, max(0, num_free)))
             if not flying:
                 return
-            engine.turns.step()
+            engine.scheduler.step()
             while flying and flying[0].is_over:
                 yield flying.popleft()
     finally:

@@ -20,7 +20,7 @@ DrafterKind: TypeAlias = Literal[
 ModelShape: TypeAlias = Literal[
     "smollm2-135m", "smollm2-135m-slice", "llama-1b", "llama-8b", "llama-70b", "llama-70b-slice"
 ]
-"""Shapes of public models for random weights; `models/synthetic.py` has their sizes."""
+"""Shapes of public models for random weights; `checkpoints/synthetic.py` has their sizes."""
 
 MAX_REMEMBERED = 1 << 20
 """Tokens of earlier answers; the draft needs about 1 KB for each."""

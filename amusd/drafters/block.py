@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from amusd.checkpoints.draft_networks import BlockModel
 from amusd.drafters.base import Drafter, path_to, say_not_finite
 from amusd.errors import NotFiniteError
-from amusd.models.draft_networks import BlockModel
 from amusd.models.passes import check_finite
 from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node
 from amusd.protocol.prefix_hash import num_common

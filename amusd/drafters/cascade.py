@@ -20,9 +20,9 @@ from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion, chain_of
 from amusd.drafters.chain import ChainText
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.protocol.draft_session import Guesses
+from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
 
 NUM_INNER_TOKENS = 4
@@ -32,7 +32,7 @@ NUM_INNER_TOKENS = 4
 class CascadeDrafter(Drafter):
     """Drafts chains with `model`, and with `inner` for it."""
 
-    def __init__(self, model: CachedModel, inner: Drafter, *, cache: KVCache | None = None) -> None:
+    def __init__(self, model: ModelRunner, inner: Drafter, *, cache: KVCache | None = None) -> None:
         """`cache`: one of `new_caches`."""
         cache = model.new_cache(model.max_length) if cache is None else cache
         self.model, self.inner, self.max_length = model, inner, cache.capacity

@@ -14,11 +14,11 @@ from amusd.config import Distribution
 from amusd.drafters.base import Expansion, chain_of, say_not_finite
 from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
 from amusd.protocol.draft_session import Guesses
 from amusd.protocol.prefix_hash import num_common
+from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.acceptance import DraftSampler
 from amusd.sampling.sampler import SamplingState, SequenceSampler
 
@@ -26,7 +26,7 @@ from amusd.sampling.sampler import SamplingState, SequenceSampler
 class ChainText:
     """The text of one sequence after another; a cache keeps what the next one begins with. No step copies it."""
 
-    def __init__(self, model: CachedModel, cache: KVCache, ngrams: NgramCache | None = None) -> None:
+    def __init__(self, model: ModelRunner, cache: KVCache, ngrams: NgramCache | None = None) -> None:
         """`ngrams`: proposes first."""
         self.token_ids: list[int] = []
         self._model, self._cache, self._ngrams = model, cache, ngrams
@@ -134,12 +134,12 @@ class ChainText:
         self._model.prefill(model_ids(self._model, self.token_ids[self._cache.length : -1]), self._cache)
 
 
-def model_ids(model: CachedModel, token_ids: Sequence[int]) -> list[int]:
+def model_ids(model: ModelRunner, token_ids: Sequence[int]) -> list[int]:
     """Token ids modulo the vocabulary of `model`."""
     return [token_id % model.num_ids for token_id in token_ids]
 
 
-def chain_step(model: CachedModel, texts: Sequence[ChainText], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+def chain_step(model: ModelRunner, texts: Sequence[ChainText], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
     """What is looked up behind each path, or as many tokens as are worth passes, which the texts share.
 
     Fewer tokens where logits are not finite.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from amusd.checkpoints.loading import model_path, target_settings
+from amusd.checkpoints.synthetic import SyntheticTokenizer
+from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.config.plugins import call, failing_in_one_line, load_function
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.errors import ConfigError
-from amusd.models.loading import model_path, target_settings
-from amusd.models.synthetic import SyntheticTokenizer
-from amusd.models.tokenizer import Tokenizer, load_tokenizer
 from amusd.settings import shown
 
 _KEY = "drafter.factory"

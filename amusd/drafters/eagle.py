@@ -22,11 +22,11 @@ from amusd.config import Distribution
 from amusd.drafters.base import Drafter, Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import TreeSlots, tree_step
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
 from amusd.protocol.draft_session import MAX_NODES, Guesses, Transition
 from amusd.protocol.prefix_hash import num_common
+from amusd.runner.model_runner import ModelRunner
 
 
 class EagleDrafter(Drafter):
@@ -34,7 +34,7 @@ class EagleDrafter(Drafter):
 
     draws = False
 
-    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
+    def __init__(self, model: ModelRunner, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`ngrams`, `cache`: see `ModelDrafter`."""
         cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
         self.model, self.max_length = model, cache.capacity
@@ -70,7 +70,7 @@ class EagleDrafter(Drafter):
 class FeatureSlots(TreeSlots):
     """Slots of rows that start from features."""
 
-    def __init__(self, model: CachedModel, cache: KVCache, ngrams: NgramCache | None = None) -> None:
+    def __init__(self, model: ModelRunner, cache: KVCache, ngrams: NgramCache | None = None) -> None:
         super().__init__(model, cache, ngrams)
         self._features = torch.zeros(model.max_length, model.feature_width, dtype=torch.bfloat16)
         self._known = torch.zeros(model.max_length, dtype=torch.bool)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from amusd.checkpoints.draft_networks import BlockModel
+from amusd.checkpoints.loading import load_draft_model
+from amusd.checkpoints.tokenizer import Tokenizer
+from amusd.checkpoints.vocabulary import describe_share
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.drafters.block import BlockDrafter
@@ -15,12 +19,8 @@ from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.errors import ConfigError
-from amusd.models.cached_model import CachedModel
-from amusd.models.draft_networks import BlockModel
-from amusd.models.loading import load_draft_model
-from amusd.models.tokenizer import Tokenizer
-from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
+from amusd.runner.model_runner import ModelRunner
 
 MIN_LOOKUP = 4
 
@@ -32,11 +32,11 @@ class LoadedDrafters:
     factories: Mapping[str, DrafterFactory]
     tokenizer_hash: str
     notes: Sequence[str] = ()
-    models: Sequence[CachedModel] = ()
+    models: Sequence[ModelRunner] = ()
 
 
-StartInner = Callable[[DrafterConfig, CachedModel, Tokenizer], DrafterFactory]
-"""Starts the process of a cascade's inner drafters and returns their maker. `CachedModel`: the middle one."""
+StartInner = Callable[[DrafterConfig, ModelRunner, Tokenizer], DrafterFactory]
+"""Starts the process of a cascade's inner drafters and returns their maker. `ModelRunner`: the middle one."""
 
 
 def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | None = None) -> LoadedDrafters:
@@ -49,7 +49,7 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
     notes, models = [], []
     for config in engine.drafters:
         factories[config.kind], model, tokenizer = _load(config, engine, device, start_inner)
-        if isinstance(model, CachedModel):
+        if isinstance(model, ModelRunner):
             models.append(model)
         if model is None or tokenizer is None:  # fits any target
             continue
@@ -63,14 +63,14 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
 
 def _load(
     config: DrafterConfig, engine: EngineConfig, device: str, start_inner: StartInner | None
-) -> tuple[DrafterFactory, CachedModel | BlockModel | None, Tokenizer | None]:
+) -> tuple[DrafterFactory, ModelRunner | BlockModel | None, Tokenizer | None]:
     """One kind's factory, its model, and its tokenizer; None: any will do."""
     if config.kind == "custom":
         return load_own(config, engine, device), None, None
     if config.kind == "ngram":
         return _ngram_factory(config), None, None
     model, tokenizer = load_draft_model(config, engine, device)
-    if not isinstance(model, CachedModel):
+    if not isinstance(model, ModelRunner):
         return lambda number: [BlockDrafter(model) for _ in range(number)], model, tokenizer
     if config.kind != "cascade":
         return model_factory(config, model), model, tokenizer
@@ -82,14 +82,14 @@ def _load(
 
 
 def _load_inner(
-    config: DrafterConfig, engine: EngineConfig, device: str, middle: CachedModel, tokenizer: Tokenizer | None
+    config: DrafterConfig, engine: EngineConfig, device: str, middle: ModelRunner, tokenizer: Tokenizer | None
 ) -> DrafterFactory:
     """The factory of a cascade's inner drafters. Raises `ConfigError` if they cannot draft for `middle`."""
     inner = config.stages[1]
     if inner.kind == "ngram":
         return _ngram_factory(inner)
     model, own = load_draft_model(inner, engine, device)
-    assert isinstance(model, CachedModel), "the configuration allows no other inner drafter"
+    assert isinstance(model, ModelRunner), "the configuration allows no other inner drafter"
     said = f"drafter.inner={config.inner}"
     if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
         raise ConfigError(f"{said}: its tokenizer differs from that of {config.model}")
@@ -103,7 +103,7 @@ def _ngram_factory(config: DrafterConfig) -> DrafterFactory:
     return lambda number: [NgramDrafter(config.min_lookup or 1, earlier=earlier) for _ in range(number)]
 
 
-def cascade_factory(middle: CachedModel, make_inner: DrafterFactory) -> DrafterFactory:
+def cascade_factory(middle: ModelRunner, make_inner: DrafterFactory) -> DrafterFactory:
     """The factory of cascades of `middle` and what `make_inner` makes."""
 
     def make(number: int) -> list[Drafter]:
@@ -113,7 +113,7 @@ def cascade_factory(middle: CachedModel, make_inner: DrafterFactory) -> DrafterF
     return make
 
 
-def model_factory(config: DrafterConfig, model: CachedModel) -> DrafterFactory:
+def model_factory(config: DrafterConfig, model: ModelRunner) -> DrafterFactory:
     """The factory of drafters over `model`."""
     min_lookup = MIN_LOOKUP if config.min_lookup is None else config.min_lookup
     looks_up = min_lookup > 0 and config.kind in ("embedded", "eagle")

@@ -10,16 +10,16 @@ from amusd.drafters.base import Drafter, Expansion
 from amusd.drafters.chain import ChainText, chain_step
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import TreeSlots, tree_step
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.protocol.draft_session import MAX_NODES, Guesses, Transition
+from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
 
 
 class ModelDrafter(Drafter):
     """Drafts with `model`, whose cache is kept between sequences. Token ids are taken modulo its vocabulary."""
 
-    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
+    def __init__(self, model: ModelRunner, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`ngrams`: proposes first in a chain, is mixed with the guesses of a tree and adds repetitions.
 
         `cache`: one of `new_caches(number, model.max_length, spare=MAX_NODES)`.

@@ -13,10 +13,10 @@ from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion, chain_of, path_to
 from amusd.drafters.model import ModelDrafter
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import Guesses, Transition
+from amusd.runner.model_runner import ModelRunner
 
 Schedule = Callable[[int], bool]
 """Position (absolute) -> whether its proposal is the target's own token."""
@@ -53,7 +53,7 @@ class SyntheticDrafter(Drafter):
     (possible with `verify_width=bucketed`), nothing is right any more.
     """
 
-    def __init__(self, model: CachedModel, accept: float, *, cache: KVCache | None = None) -> None:
+    def __init__(self, model: ModelRunner, accept: float, *, cache: KVCache | None = None) -> None:
         """`cache`: see `ModelDrafter`."""
         self.inner = ModelDrafter(model, cache=cache)
         self.max_length, self.tokens_per_replay = self.inner.max_length, self.inner.tokens_per_replay

@@ -16,10 +16,10 @@ from amusd.drafters.base import Expansion, path_to, say_not_finite
 from amusd.drafters.chain import model_ids
 from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NotFiniteError
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Paths, Rows, SamplerRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
+from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.ranking import Ranking, RowRanker
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, samplers_of
 
@@ -30,7 +30,7 @@ LOOKUP_WEIGHT = 0.85
 class TreeSlots:
     """The slots of one sequence's tree in `cache`; `ngrams` are mixed with the guesses and add repetitions."""
 
-    def __init__(self, model: CachedModel, cache: KVCache, ngrams: NgramCache | None = None) -> None:
+    def __init__(self, model: ModelRunner, cache: KVCache, ngrams: NgramCache | None = None) -> None:
         self._model, self._cache, self._ngrams = model, cache, ngrams
         self._num_slots = model.max_length + MAX_NODES
         self._prefix = np.arange(self._num_slots)  # of which the first `_num_computed` count
@@ -131,7 +131,7 @@ class TreeSlots:
         self._num_computed = end
 
 
-def tree_step(model: CachedModel, trees: Sequence[TreeSlots], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+def tree_step(model: ModelRunner, trees: Sequence[TreeSlots], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
     """One pass over all trees' nodes; for a root, over the missing committed tokens."""
     outputs = model.run([tree.rows(part) for tree, part in zip(trees, parts, strict=True)])
     return [tree.take(output) for tree, output in zip(trees, outputs, strict=True)]

@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.config.engine import MAX_NUM_SEQS
 from amusd.errors import ConfigError
 from amusd.logs import warn_once
-from amusd.models.tokenizer import load_tokenizer
 from amusd.protocol.messages import Open, Width
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices

@@ -1,1 +1,1 @@
-"""Models behind one narrow interface, with caches that can be cut back."""
+"""Networks as functions of tensors: layers, attention, kernels and the keys and values of their sequences."""

@@ -18,7 +18,7 @@ from amusd.models.kv_cache import KVMemory
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Network(ABC):
-    """What `CachedModel` needs of a network."""
+    """What `ModelRunner` needs of a network."""
 
     implementation = "amusd"
     device: torch.device

@@ -121,7 +121,7 @@ def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
     if device != "cpu":
         import torch
 
-        from amusd.models.building import device_errors
+        from amusd.checkpoints.building import device_errors
 
         # Whatever names no device (events, streams, pinned memory) would open a context on cuda:0, some 500 MB of a GPU
         # that another worker needs. Not CUDA_VISIBLE_DEVICES: it would call every GPU cuda:0, in messages and logs too,

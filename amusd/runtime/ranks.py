@@ -1,7 +1,7 @@
 """The ranks of one target: commands of the first one, and exchanges of tensors between all.
 
 The leader has the followers compute each of its passes, by a message on each link. Tensors go through a process group
-(`models/process_group.py`).
+(`runner/process_group.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import suppress
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError, RankLostError
-from amusd.models.meeting import Meeting
 from amusd.models.passes import Command
-from amusd.models.process_group import ProcessGroup
-from amusd.models.rank_commands import command_encoder
 from amusd.protocol.messages import Failed, Hello
+from amusd.runner.process_group import ProcessGroup
+from amusd.runner.rank_commands import command_encoder
+from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.handshake import failure_report, reported
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
@@ -31,7 +31,7 @@ REASON_SECONDS = 1.0
 class Leader(ProcessGroup):
     """The first rank. The others end when it closes."""
 
-    def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend) -> None:
+    def __init__(self, config: TransportConfig, meeting: Rendezvous, size: int, backend: Backend) -> None:
         """Listen for the followers. Raises `ConfigError`."""
         super().__init__(0, size, meeting, backend)
         self._encode = command_encoder()
@@ -99,7 +99,7 @@ class Leader(ProcessGroup):
 class Follower(ProcessGroup):
     """Another rank, connected once it is `ready`."""
 
-    def __init__(self, config: TransportConfig, meeting: Meeting, rank: int, size: int, backend: Backend) -> None:
+    def __init__(self, config: TransportConfig, meeting: Rendezvous, rank: int, size: int, backend: Backend) -> None:
         """Look for the leader. Raises `ConfigError`."""
         super().__init__(rank, size, meeting, backend)
         self._link = self._links[0] = numbered_link(config, meeting.address, rank, "target", listens=False)

@@ -10,21 +10,21 @@ from functools import partial
 
 import torch
 
+from amusd.checkpoints.building import device_errors
+from amusd.checkpoints.loading import check_target, describe_drafter, load_target
+from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterFactory
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
 from amusd.errors import ConfigError, PeerError, PeerLostError, first_line
 from amusd.huge_pages import use_huge_pages
 from amusd.logs import logger, warn_once
-from amusd.models.building import device_errors
-from amusd.models.cached_model import CachedModel
-from amusd.models.loading import check_target, describe_drafter, load_target
-from amusd.models.meeting import Meeting
-from amusd.models.process_group import backend_for
-from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE
-from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import Hello
+from amusd.runner.model_runner import ModelRunner
+from amusd.runner.process_group import backend_for
+from amusd.runner.rank_commands import follow
+from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, link_devices
 from amusd.runtime.draft_client import DraftClient
@@ -49,7 +49,7 @@ def connect_target(
     recorder: Recorder,
     running: ExitStack,
     *,
-    meeting: Meeting | None = None,
+    meeting: Rendezvous | None = None,
 ) -> tuple[TargetWorker, Tokenizer]:
     """Listen, tell the draft where, load the target meanwhile, and shake hands. `drafts`: None for no draft.
 
@@ -100,11 +100,11 @@ def _connection_to_first(restart: DraftRestart, tokenizer_hash: str) -> Connecti
         return Connection(losses=[first_line(error)])
 
 
-def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
+def _backend(config: EngineConfig, meeting: Rendezvous) -> Backend:
     return backend_for(devices_of(config)[:-1], same_machine=meeting.store is None)
 
 
-def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[CachedModel, Tokenizer]:
+def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[ModelRunner, Tokenizer]:
     """The target's model and tokenizer; with a leader, its part of the model, once all ranks have theirs.
 
     Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
@@ -125,7 +125,7 @@ def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[Ca
     return loaded
 
 
-def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
+def cache_bytes(model: ModelRunner, max_num_seqs: int) -> int:
     """Memory of so many caches of the greatest length. Computes a pass."""
     cache = model.new_cache(1)
     memory = cache.memory
@@ -133,7 +133,7 @@ def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
     return max_num_seqs * model.max_length * memory.nbytes // memory.num_slots
 
 
-def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
+def run_follower(config: EngineConfig, rank: int, meeting: Rendezvous) -> None:
     """Be another rank of the target: load a part of the model, and compute the first one's commands.
 
     Raises what it reported, unless it is the user's mistake or another rank's.
@@ -199,7 +199,7 @@ def serve_draft(
 
 
 def start_inner(
-    config: EngineConfig, running: ExitStack, drafter: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer
+    config: EngineConfig, running: ExitStack, drafter: DrafterConfig, middle: ModelRunner, tokenizer: Tokenizer
 ) -> DrafterFactory:
     """Start a process for a cascade's inner drafter, which ends with `running`; returns the maker of its drafters.
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from amusd.config import GREEDY, Distribution
 from amusd.errors import ConfigError, PeerProtocolError
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
@@ -22,6 +21,7 @@ from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import Candidate, Open, Progress
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.draft_client import DraftedSequence
 from amusd.runtime.verifier import Verifier
 from amusd.sampling.acceptance import Acceptance, unpack_rows
@@ -52,7 +52,7 @@ class TargetSequence(DraftedSequence):
 
     request: Request
     stop: StopChecker
-    model: CachedModel
+    model: ModelRunner
     cache: KVCache
     observer: Observer
     sequence_id: int

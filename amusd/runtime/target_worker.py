@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from amusd.errors import NotFiniteError
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput
 from amusd.policies.base import Wait
 from amusd.policies.observer import Observer, PassTimes, Switches
 from amusd.protocol.prefix_hash import num_common
 from amusd.protocol.verification import PassOutcome
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import prepare_to_verify
@@ -32,7 +32,7 @@ class TargetWorker:
     For one thread.
     """
 
-    model: CachedModel
+    model: ModelRunner
     recorder: Recorder
     client: DraftClient
     max_num_seqs: int = 1

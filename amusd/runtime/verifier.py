@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from amusd.errors import NotFiniteError
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
+from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.acceptance import Acceptance, RatioTest, accept_along
 from amusd.sampling.sampler import Level, SamplingState, SequenceSampler, samplers_of, scores_of
 from amusd.types import TopLogprobs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from amusd.runtime.target_sequence import Request
 
 
-def prepare_to_verify(model: CachedModel, cache: KVCache) -> None:
+def prepare_to_verify(model: ModelRunner, cache: KVCache) -> None:
     """Prepare every pass that a `Verifier` asks for."""
     model.prepare(cache, samplers_of(model, cache, Level))
 
@@ -32,7 +32,7 @@ def prepare_to_verify(model: CachedModel, cache: KVCache) -> None:
 class Verifier:
     """Judges the candidates of one request."""
 
-    def __init__(self, model: CachedModel, request: Request, cache: KVCache) -> None:
+    def __init__(self, model: ModelRunner, request: Request, cache: KVCache) -> None:
         self._model = model
         self._cache = cache
         self._request = request

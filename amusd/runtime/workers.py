@@ -13,7 +13,7 @@ from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError
 from amusd.files import CONFIG_JSON, TOKENIZER, check_checkpoint, make_socket_folder
-from amusd.models.meeting import Meeting
+from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftProcess
@@ -22,7 +22,7 @@ from amusd.settings import from_mapping, to_mapping
 
 def start_workers(
     config: EngineConfig, *, events: str | None = None
-) -> tuple[EngineConfig, DraftProcess | None, Meeting | None]:
+) -> tuple[EngineConfig, DraftProcess | None, Rendezvous | None]:
     """Start what `config` needs, without waiting: all of it loads while this process imports torch.
 
     `events`: as of `DraftProcess`. Returns `config` with every rank's device named, the drafts, and where the ranks
@@ -65,19 +65,19 @@ def check_ranks(config: EngineConfig) -> None:
     most = os.cpu_count() or 1
     config.hardware.require(config.hardware.num_threads <= most, "num_threads", f"this machine has {most} cores")
     if config.target_tensor_parallel_size > 1:
-        from amusd.models.loading import check_target
+        from amusd.checkpoints.loading import check_target
 
         check_target(config)
 
 
-def start_followers(config: EngineConfig) -> Meeting:
+def start_followers(config: EngineConfig) -> Rendezvous:
     """Start the target's ranks 1 and up, without waiting; returns where they meet, which ends them."""
     address = make_socket_folder("amusd-ranks-")
     settings = {"config": to_mapping(config), "cores": allowed_cores(), "address": address}
     others = [ForkServer(command_of(__name__), settings) for _ in range(1, config.target_tensor_parallel_size)]
     for rank, other in enumerate(others, 1):
         other.start({"rank": rank})
-    return Meeting(address, others=others)
+    return Rendezvous(address, others=others)
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def _follow(settings: Orders, orders: Orders, _prepared: object) -> int:
         pin_rank(config, "target", settings["cores"], rank)
     from amusd.runtime.startup import run_follower
 
-    run_follower(config, rank, Meeting(settings["address"]))
+    run_follower(config, rank, Rendezvous(settings["address"]))
     threading.Event().wait()  # for `_leave`, since torch would take a second to leave
     return 0
 

@@ -71,7 +71,7 @@ class SamplingState:
         max_path: int = 0,
         fetch: Callable[[Tensor], Tensor] = Tensor.cpu,
     ) -> None:
-        """`vocab_size`, `output_ids`, `fetch`: of a `CachedModel`; `max_path`: most rows of a path."""
+        """`vocab_size`, `output_ids`, `fetch`: of a `ModelRunner`; `max_path`: most rows of a path."""
         self.fetch = fetch
         self.num_columns = vocab_size
         self.device = torch.device(device)

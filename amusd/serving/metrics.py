@@ -44,7 +44,7 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The engine's present figures."""
         engine, counts = self._engine, self._engine.worker.counts
-        running, waiting = len(engine.worker.sequences), engine.turns.num_waiting
+        running, waiting = len(engine.worker.sequences), engine.scheduler.num_waiting
         is_present = engine.draft.presence == "present"
         for kind, name, text, value in (
             (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", running),

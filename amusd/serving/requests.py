@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 import msgspec
 from msgspec import Meta, Struct
 
+from amusd.checkpoints.tokenizer import Prompt
 from amusd.config import MAX_TOP_LOGPROBS, SamplingParams
 from amusd.errors import ConfigError, ContextLengthError
-from amusd.models.tokenizer import Prompt
 from amusd.settings import nearest, shown
 from amusd.types import Mode
 

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from amusd.answer import Answer
 from amusd.async_engine import AsyncEngine, read
+from amusd.checkpoints.detokenizer import IncrementalDecoder
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
-from amusd.models.detokenizer import IncrementalDecoder
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, sampling_params
 from amusd.serving.responses import DONE, Writer, event
@@ -58,7 +58,7 @@ class Service:
         """Status and document: 200 if the engine can answer. After a failure one token is generated to find out."""
         engine, state = self.engine.engine, "ok"
         try:
-            engine.turns.check()
+            engine.scheduler.check()
             async with self.trial:
                 if self.may_be_broken and not self.is_closing:
                     await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
@@ -72,7 +72,7 @@ class Service:
             "draft": engine.draft.presence,
             "num_draft_restarts": engine.draft.num_restarts,
             "num_requests_running": len(engine.worker.sequences),
-            "num_requests_waiting": engine.turns.num_waiting,
+            "num_requests_waiting": engine.scheduler.num_waiting,
         }
         return (200 if state == "ok" else 503), document
 

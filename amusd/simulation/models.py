@@ -42,7 +42,7 @@ class ScriptedCache:
 
 @dataclass
 class ScriptedModel:
-    """The part of a `CachedModel` that a `TargetWorker` needs for greedy decoding."""
+    """The part of a `ModelRunner` that a `TargetWorker` needs for greedy decoding."""
 
     clock: Clock
     costs: Costs

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import cast
 
 from amusd.config import DecodingConfig
-from amusd.models.cached_model import CachedModel
 from amusd.policies.factory import make_policy
 from amusd.protocol.messages import Message
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
@@ -137,7 +137,7 @@ class Simulator:
         )
         connection = self._start_draft(clock, recorders[1]) if has_draft else Connection()
         client = DraftClient(recorders[0], connection)
-        return TargetWorker(cast("CachedModel", model), recorders[0], client, self.num_slots)
+        return TargetWorker(cast("ModelRunner", model), recorders[0], client, self.num_slots)
 
     def _speed(self, sequences: Sequence[TargetSequence]) -> float:
         answers = [sequence.metrics for sequence in sequences if sequence.metrics.num_tokens]

@@ -17,10 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
+from amusd.checkpoints.draft_layouts import read_published
+from amusd.checkpoints.embedded_target import embedded_target_path
 from amusd.config import CAPABILITIES
 from amusd.console import table
-from amusd.models.draft_layouts import read_published
-from amusd.models.embedded_target import embedded_target_path
 from experiments.common import Document, compare, write_jobs
 from experiments.plotting import run
 from experiments.request import Request, parser_of

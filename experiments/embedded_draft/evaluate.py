@@ -23,18 +23,18 @@ from dataset import known_behind
 from losses import mix
 from teacher import load_teacher, stop_ids
 
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.embedded_draft import DRAFT_FILE, VOCAB_SIZE, load_embedded_draft
+from amusd.checkpoints.embedded_target import embedded_target_path
+from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.config import WorkloadConfig
 from amusd.drafters.factory import MIN_LOOKUP
 from amusd.drafters.ngram import NgramCache
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel
-from amusd.models.embedded_draft import DRAFT_FILE, VOCAB_SIZE, load_embedded_draft
-from amusd.models.embedded_target import embedded_target_path
 from amusd.models.linear import fastest_dtype
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.models.tokenizer import load_tokenizer
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 from amusd.workload import load_prompts
 
 MAX_NEW_TOKENS = 128
@@ -157,7 +157,7 @@ def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int) -> l
     return judged
 
 
-def judge(answer: Answer, target: CachedModel, draft: CachedModel) -> list[Judged]:
+def judge(answer: Answer, target: ModelRunner, draft: ModelRunner) -> list[Judged]:
     """The tokens of one answer."""
     sequence = answer.prompt + answer.tokens
     start = len(answer.prompt)
@@ -251,7 +251,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
+def logits_of(model: ModelRunner, sequence: Sequence[int]) -> Any:
     """[tokens, vocabulary]: in one pass."""
     return model.run([Rows(sequence, model.new_cache(len(sequence)))])[0].logits
 

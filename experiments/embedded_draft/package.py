@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from amusd.models.embedded_draft import DRAFT_FILE, read_draft
+from amusd.checkpoints.embedded_draft import DRAFT_FILE, read_draft
 from amusd.models.linear import to_int8
 
 _SETTINGS = ("layers", "vocab_size", "epochs", "cooldown", "rows", "lr", "seed")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from amusd.models.embedded_target import embedded_target_path
+from amusd.checkpoints.embedded_target import embedded_target_path
 from amusd.models.linear import fastest_dtype
 
 

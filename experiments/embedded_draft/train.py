@@ -26,7 +26,7 @@ from student import Student
 from teacher import load_teacher, stop_ids
 from torch import Tensor
 
-from amusd.models.embedded_draft import read_draft
+from amusd.checkpoints.embedded_draft import read_draft
 
 HELD_OUT_SHARE = 1 / 86
 """Of the rows of each corpus: no run learns from them, whatever its share of the data."""

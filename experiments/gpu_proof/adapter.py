@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from amusd.checkpoints.loading import load_draft_model, load_target
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.config.engine import ModelShape
 from amusd.drafters.factory import load_drafters
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.loading import load_draft_model, load_target
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.verifier import prepare_to_verify
 
 WIDTH = 8
@@ -25,7 +25,7 @@ WIDTH = 8
 class Prepared:
     """A model as a worker has it before the first request."""
 
-    model: CachedModel
+    model: ModelRunner
     cache: KVCache
     load_seconds: float
     prepare_seconds: float
@@ -54,14 +54,14 @@ def prepared_target(config: EngineConfig) -> Prepared:
 def prepared_draft(config: EngineConfig) -> Prepared:
     """The model of the (only) drafter with the cache of its chains."""
 
-    def prepare(model: CachedModel, cache: KVCache) -> None:
+    def prepare(model: ModelRunner, cache: KVCache) -> None:
         model.prepare(cache)
         model.prepare(cache, steps=model.tokens_per_step)
 
     return _prepared(lambda: load_draft_model(config.drafters[0], config, config.hardware.devices[-1])[0], prepare)
 
 
-def _prepared(load: Callable[[], CachedModel], prepare: Callable[[CachedModel, KVCache], object]) -> Prepared:
+def _prepared(load: Callable[[], ModelRunner], prepare: Callable[[ModelRunner, KVCache], object]) -> Prepared:
     started = time.perf_counter()
     model = load()
     loaded = time.perf_counter()

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from amusd.models.checkpoint import write_checkpoint
-from amusd.models.configuration import ModelConfig
-from amusd.models.synthetic import random_weights
+from amusd.checkpoints.checkpoint import write_checkpoint
+from amusd.checkpoints.configuration import ModelConfig
+from amusd.checkpoints.synthetic import random_weights
 
 VOCAB_SIZE = 512
 NOISE = 0.05

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.models.building import load_model
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import capture_for
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.loading import capture_for
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Paths, Rows
 from amusd.models.row_attention import attend_rows
-from amusd.models.self_test import measure_width_invariance
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.self_test import measure_width_invariance
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.checkpoint import VOCAB_SIZE, save_small_pair
 from experiments.gpu_proof.environment import token_ids

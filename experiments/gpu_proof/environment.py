@@ -14,7 +14,7 @@ import torch
 
 from amusd.commands.bench import read_bandwidth
 from amusd.config.engine import ModelShape
-from amusd.models.cached_model import extend
+from amusd.runner.model_runner import extend
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.plan import GPU
 from experiments.gpu_proof.records import Job

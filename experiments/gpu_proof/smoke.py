@@ -23,16 +23,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from amusd.checkpoints.building import prepare_device
+from amusd.checkpoints.loading import capture_for
+from amusd.checkpoints.synthetic import SHAPES
 from amusd.config import Distribution
 from amusd.errors import first_line
-from amusd.models.building import prepare_device
 from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
-from amusd.models.graphs import Replay, run_each_time
-from amusd.models.loading import capture_for
-from amusd.models.meeting import Meeting
-from amusd.models.process_group import MANY_ROWS, ProcessGroup
 from amusd.models.row_attention import attend_rows
-from amusd.models.synthetic import SHAPES
+from amusd.runner.graphs import Replay, run_each_time
+from amusd.runner.process_group import MANY_ROWS, ProcessGroup
+from amusd.runner.rendezvous import Rendezvous
 from amusd.sampling.noise import Domain, codes_of, key_of
 from amusd.sampling.noisy_scores import noisy_scores
 from amusd.sampling.ranking import RowRanker
@@ -197,7 +197,7 @@ def group(job: Job) -> bool:
     device = job.scale.device
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
-    ranks = ProcessGroup(0, 1, Meeting(str(store)), "nccl" if device == GPU else "gloo")
+    ranks = ProcessGroup(0, 1, Rendezvous(str(store)), "nccl" if device == GPU else "gloo")
     num_threads = threading.active_count()
     ranks.meet(device)
     part = torch.randn((MANY_ROWS, 512)).to(device)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from amusd.checkpoints.synthetic import SHAPES
 from amusd.commands.bench import read_bandwidth
 from amusd.commands.other_worker import measure_one_way
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.config.engine import ModelShape
 from amusd.engine import Engine
 from amusd.errors import ConfigError, PeerLostError
-from amusd.models.cached_model import CachedModel, extend
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
-from amusd.models.synthetic import SHAPES
+from amusd.runner.model_runner import ModelRunner, extend
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.transport.factory import ON_ONE_MACHINE
 from experiments.gpu_proof import adapter
@@ -78,12 +78,12 @@ def cache_bytes(shape: ModelShape, context: int) -> int:
     return int(2 * 2 * given["num_hidden_layers"] * given["num_key_value_heads"] * head_dim * context)
 
 
-def _fill(model: CachedModel, cache: KVCache, context: int) -> None:
+def _fill(model: ModelRunner, cache: KVCache, context: int) -> None:
     cache.truncate(0)
     model.prefill(token_ids(model.num_ids, context, context), cache)
 
 
-def _prefill(job: Job, role: str, model: CachedModel, cache: KVCache) -> None:
+def _prefill(job: Job, role: str, model: ModelRunner, cache: KVCache) -> None:
     num_tokens = min(PREFILL_TOKENS, model.max_length - 1)
     found = figures(timed(lambda: _fill(model, cache, num_tokens), 3, job.scale.device))
     job.write("prefill", role=role, num_tokens=num_tokens, tokens_per_second=1000 * num_tokens / found["ms"], **found)

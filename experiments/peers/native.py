@@ -90,7 +90,7 @@ def gguf_file(folder: Path, matrices: Literal["F16", "BF16"]) -> Path:
     from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
     from gguf.quants import dequantize, quantize
 
-    from amusd.models.embedded_target import find_source
+    from amusd.checkpoints.embedded_target import find_source
 
     path = folder / f"target-{matrices}.gguf"
     if path.exists():

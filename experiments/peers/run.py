@@ -18,10 +18,10 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from amusd.checkpoints.timed_dtype import settle_dtype
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams
 from amusd.console import table
 from amusd.errors import PeerError
-from amusd.models.timed_dtype import settle_dtype
 from experiments.common import Document, middle_half, write_results
 from experiments.peers.native import LlamaCpp, OpenVino
 from experiments.peers.process import Models, Runtime, RuntimeProcess, installed
@@ -63,9 +63,9 @@ def measure(request: Request, _arguments: object) -> None:
 
 def answer_all(request: Request, runtimes: Iterable[type[Runtime]], config: EngineConfig) -> list[Document]:
     """Every system on every prompt: `ms_per_token`, and whether its tokens are its own and our plain decoding's."""
+    from amusd.checkpoints.embedded_draft import export_draft
+    from amusd.checkpoints.embedded_target import embedded_target_path
     from amusd.engine import Engine
-    from amusd.models.embedded_draft import export_draft
-    from amusd.models.embedded_target import embedded_target_path
     from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 
     prompts = request.load()

@@ -38,7 +38,7 @@ class StockModel:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from amusd.models.transformers_models import quiet_transformers
+        from amusd.checkpoints.transformers_models import quiet_transformers
 
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(
@@ -72,7 +72,7 @@ class StockModel:
         import torch
         from transformers import GenerationConfig
 
-        from amusd.models.transformers_models import quiet_transformers
+        from amusd.checkpoints.transformers_models import quiet_transformers
 
         settings = GenerationConfig(
             max_new_tokens=num_tokens, do_sample=False, pad_token_id=0, prompt_lookup_num_tokens=prompt_lookup

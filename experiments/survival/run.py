@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 
+from amusd.checkpoints.tokenizer import Prompt
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.console import table
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.tokenizer import Prompt
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass

@@ -60,8 +60,8 @@ def main() -> None:
 
 def measure(request: Request, arguments: argparse.Namespace) -> None:
     """Start everything, take turns, write what came out."""
-    from amusd.models.embedded_draft import export_draft
-    from amusd.models.embedded_target import embedded_target_path
+    from amusd.checkpoints.embedded_draft import export_draft
+    from amusd.checkpoints.embedded_target import embedded_target_path
     from launch.environment import describe_environment
 
     if not arguments.python.exists():

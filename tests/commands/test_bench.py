@@ -10,13 +10,13 @@ import pytest
 import torch
 from models import tiny
 
+from amusd.checkpoints.building import load_model
 from amusd.commands.bench import load_transformers, measure_links, measure_models
 from amusd.commands.other_worker import neighbour
 from amusd.config import HardwareConfig, TransportConfig
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner, extend
 
 PROMPT = [5 + number for number in range(20)]
 
@@ -30,19 +30,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Path) -> CachedModel:
+def model(checkpoint: Path) -> ModelRunner:
     return load_model(
         checkpoint, LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=128, dtype="float32")
     )
 
 
 def test_every_figure_stands_in_the_document_and_in_the_text(
-    model: CachedModel, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    model: ModelRunner, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = {"zeromq": TransportConfig(kind="zeromq"), "shared_memory": TransportConfig(address="tcp://127.0.0.1")}
     monkeypatch.setattr("amusd.commands.bench.NUM_ROUNDS", 2)
     generate = load_transformers(str(checkpoint), "float32", "cpu")
-    draft = CachedModel(model.network, replace(model.options, numerics=Numerics(width=16, fixed=False)), 128)
+    draft = ModelRunner(model.network, replace(model.options, numerics=Numerics(width=16, fixed=False)), 128)
     with neighbour("cpu", set()) as busy:
         document, report = measure_models(model, {"hf": draft}, generate, PROMPT, busy)
     taken = dict(measure_links(links, HardwareConfig(), 50))
@@ -60,7 +60,7 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
         assert name in text
 
 
-def test_transformers_decodes_the_same_tokens(model: CachedModel, checkpoint: Path) -> None:
+def test_transformers_decodes_the_same_tokens(model: ModelRunner, checkpoint: Path) -> None:
     generate, cache = load_transformers(str(checkpoint), "float32", "cpu"), model.new_cache(64)
     model.prefill(PROMPT[:-1], cache)
     assert generate is not None

@@ -13,10 +13,10 @@ from amusd.commands.doctor import _findings, _guard, _links, _models
 from amusd.commands.other_worker import LONG, measure_one_way
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.protocol.messages import Message
 from amusd.protocol.wire import encode
+from amusd.runner.model_runner import ModelRunner
 
 pytestmark = pytest.mark.embedded
 
@@ -39,13 +39,13 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
         max_model_len=256,
         max_num_seqs=5,
     )
-    numbers, new_caches = set[int](), CachedModel.new_caches
+    numbers, new_caches = set[int](), ModelRunner.new_caches
 
-    def counted(self: CachedModel, number: int, *args: Any, **options: Any) -> list[KVCache]:
+    def counted(self: ModelRunner, number: int, *args: Any, **options: Any) -> list[KVCache]:
         numbers.add(number)
         return new_caches(self, number, *args, **options)
 
-    monkeypatch.setattr(CachedModel, "new_caches", counted)
+    monkeypatch.setattr(ModelRunner, "new_caches", counted)
     found = looked_at(config)
     assert numbers == {1, 5}, "the size of caches, and what the engine has: a GPU computes rows for all of them"
     exactness, neighbour = found.pop("exactness"), found.pop("neighbour")

@@ -91,7 +91,7 @@ def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(
             patch.setattr("amusd.commands.generate.show_progress", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 generate(config, engine)
-        assert not engine.turns.step()  # nothing goes on
+        assert not engine.scheduler.step()  # nothing goes on
         kept = json.loads((folder / "result.json").read_text())
         num_kept = len(written(config))
         assert (kept["complete"], kept["num_answers"]) == (False, num_kept)

@@ -15,6 +15,8 @@ from oracle import OracleDrafter
 from table_model import TableModel
 
 from amusd import contract
+from amusd.checkpoints.transformers_models import adopt_into
+from amusd.checkpoints.vocabulary import share_vocabulary
 from amusd.contract import CAPACITY
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
@@ -22,12 +24,10 @@ from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.transformers_models import adopt_into
-from amusd.models.vocabulary import share_vocabulary
 from amusd.protocol.draft_session import Transition
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 VOCAB_SIZE = 6
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
@@ -40,7 +40,7 @@ LETTERS = (b"d", b"a", b"e", b"b", b"c")
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 
 
-def model_with_another_tokenizer() -> CachedModel:
+def model_with_another_tokenizer() -> ModelRunner:
     """Of four tokens that both have, one that is read as another, and one without a text."""
     model = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     target = {0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}

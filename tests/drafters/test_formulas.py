@@ -25,11 +25,11 @@ from models.test_block_models import (
 from models.test_eagle import LAYERS, OPTIONS, WIDTH, eagle3_logits, eagle3_weights, save_eagle3, shared_weights
 from torch import Tensor
 
+from amusd.checkpoints.draft_networks import load_published
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
-from amusd.models.draft_networks import load_published
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.draft_step import draft_step

@@ -18,11 +18,11 @@ from amusd.config import GREEDY, Distribution, DrafterConfig
 from amusd.drafters import factory
 from amusd.drafters.base import Drafter
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel
-from amusd.models.load_options import LoadOptions
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
 
@@ -62,7 +62,7 @@ KINDS = {
 
 
 @functools.lru_cache
-def other_model() -> CachedModel:
+def other_model() -> ModelRunner:
     network = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
 def test_several_share_the_passes_of_the_model(kind: str, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     drafters = KINDS[kind].make(NUMBER)
-    model: CachedModel = drafters[0].model  # type: ignore[attr-defined]
+    model: ModelRunner = drafters[0].model  # type: ignore[attr-defined]
     run = model.run
 
     def spy(batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
@@ -149,13 +149,13 @@ def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.M
     drafters = KINDS["chain"].make(3)
     for number, drafter in enumerate(drafters):
         drafter.open([1, 2, 3 + number], 40)
-    broken, run = drafters[1].text._cache, CachedModel.run  # type: ignore[attr-defined]
+    broken, run = drafters[1].text._cache, ModelRunner.run  # type: ignore[attr-defined]
 
-    def spoilt(self: CachedModel, batch: Sequence[Rows], steps: int) -> list[ModelOutput]:
+    def spoilt(self: ModelRunner, batch: Sequence[Rows], steps: int) -> list[ModelOutput]:
         outputs = zip(batch, run(self, batch, steps), strict=True)
         return [ModelOutput(out.logits * (float("nan") if rows.cache is broken else 1.0)) for rows, out in outputs]
 
-    monkeypatch.setattr(CachedModel, "run", spoilt)
+    monkeypatch.setattr(ModelRunner, "run", spoilt)
     proposed = propose_together(drafters, [(), (), ()], 2)
     monkeypatch.undo()
     (fresh,) = KINDS["chain"].make(1)

@@ -18,9 +18,9 @@ from amusd.drafters.base import Expansion
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import ACCEPT_NEXT, SyntheticDrafter
-from amusd.models.cached_model import CachedModel
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node
 from amusd.protocol.messages import Open, Verdict
+from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.ranking import Mixture, Ranking
 from amusd.sampling.sampler import SamplingState
 
@@ -132,7 +132,7 @@ def fresh_cache(token_ids: Sequence[int]) -> NgramCache:
 
 
 def expected_guesses(
-    model: CachedModel,
+    model: ModelRunner,
     path: list[int],
     distribution: Distribution,
     fan_out: int,

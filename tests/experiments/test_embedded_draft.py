@@ -14,9 +14,9 @@ import torch
 from models import tiny
 from passes import forward
 
-from amusd.models.embedded_draft import load_embedded_draft, read_draft
-from amusd.models.load_options import LoadOptions
+from amusd.checkpoints.embedded_draft import load_embedded_draft, read_draft
 from amusd.models.numerics import Numerics
+from amusd.runner.load_options import LoadOptions
 from amusd.sampling.ranking import UNPROPOSED
 from tests.experiments.conftest import Call
 

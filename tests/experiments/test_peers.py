@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from amusd.models import embedded_target
+from amusd.checkpoints import embedded_target
 from experiments.peers.native import gguf_file
 from experiments.peers.process import installed
 from experiments.peers.stock import Transformers

@@ -10,18 +10,18 @@ from unittest import mock
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from amusd.checkpoints import synthetic
+from amusd.checkpoints.building import prepare_device, prepared
+from amusd.checkpoints.configuration import as_own
+from amusd.checkpoints.decoder_weights import load_decoder
+from amusd.checkpoints.loading import DRAFT_ROWS, capture_for
+from amusd.checkpoints.synthetic import SHAPES, random_weights
+from amusd.checkpoints.transformers_models import HuggingFaceNetwork
 from amusd.config import ModelShape
-from amusd.models import synthetic
 from amusd.models.attention import register_attention
-from amusd.models.building import prepare_device, prepared
-from amusd.models.cached_model import CachedModel
-from amusd.models.configuration import as_own
-from amusd.models.decoder_weights import load_decoder
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import DRAFT_ROWS, capture_for
 from amusd.models.numerics import Numerics
-from amusd.models.synthetic import SHAPES, random_weights
-from amusd.models.transformers_models import HuggingFaceNetwork
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 _SMALL = {
     "model_type": "llama",
@@ -36,7 +36,7 @@ _SMALL = {
 }
 
 
-def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **options: Any) -> CachedModel:
+def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **options: Any) -> ModelRunner:
     """A model of `shape` with `num_layers` layers (None: all of them) whose passes are captured.
 
     `options`: as of `LoadOptions`; `width` and `fixed` in the place of `numerics`.
@@ -45,21 +45,21 @@ def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **optio
     return _wrapped({**SHAPES[shape], **changes}, device, "bfloat16", options)
 
 
-def small(device: str, **options: Any) -> CachedModel:
+def small(device: str, **options: Any) -> ModelRunner:
     """A model of two narrow layers, in float32; the same weights on every device. `options`: as of `build`."""
     return family({}, device, **options)
 
 
-def family(changes: dict[str, Any], device: str, **options: Any) -> CachedModel:
+def family(changes: dict[str, Any], device: str, **options: Any) -> ModelRunner:
     """`small` with other settings."""
     return _wrapped({**_SMALL, **changes}, device, "float32", {"max_model_len": 256, **options})
 
 
-def target(device: str = "cuda:0", **options: Any) -> CachedModel:
+def target(device: str = "cuda:0", **options: Any) -> ModelRunner:
     return build("llama-8b", device, **options)
 
 
-def draft(device: str = "cuda:1", **options: Any) -> CachedModel:
+def draft(device: str = "cuda:1", **options: Any) -> ModelRunner:
     return build("llama-1b", device, **as_draft(device), **options)
 
 
@@ -74,7 +74,7 @@ def two_layers() -> Iterator[None]:
         yield
 
 
-def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[str, Any]) -> CachedModel:
+def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[str, Any]) -> ModelRunner:
     width, fixed = options.pop("width", 8), options.pop("fixed", True)
     settings = LoadOptions(
         **{
@@ -95,7 +95,7 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     prepare_device(device)
     if settings.model_impl != "transformers":
         with prepared(config, settings) as length:
-            return CachedModel(load_decoder(weights, config, settings, length), settings, length)
+            return ModelRunner(load_decoder(weights, config, settings, length), settings, length)
     with torch.device("meta"):
         stock = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**arguments), dtype=getattr(torch, dtype), attn_implementation=register_attention()
@@ -104,4 +104,4 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     with torch.device(device):  # computed buffers, no weights
         stock.model.rotary_emb = type(stock.model.rotary_emb)(stock.config)
     with prepared(stock.config, settings) as length:
-        return CachedModel(HuggingFaceNetwork(stock, settings), settings, length)
+        return ModelRunner(HuggingFaceNetwork(stock, settings), settings, length)

@@ -12,12 +12,12 @@ from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
 
 from amusd.errors import ConfigError
-from amusd.models import captured, graphs
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.fallback import find_way
 from amusd.models.fused import silu_and_multiply
 from amusd.models.row_attention import attend_rows
 from amusd.models.sharding import Ranks
+from amusd.runner import captured, graphs
+from amusd.runner.fallback import find_way
+from amusd.runner.model_runner import ModelRunner, extend
 from amusd.sampling import noisy_scores
 
 PROMPT = [(7 * place) % 4000 for place in range(20)]
@@ -41,7 +41,7 @@ def ended_pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     torch.backends.cuda.enable_mem_efficient_sdp(enabled=True)
 
 
-def answer(model: CachedModel) -> list[int]:
+def answer(model: ModelRunner) -> list[int]:
     cache = model.new_cache(100)
     model.prepare(cache)
     model.prefill(PROMPT[:-1], cache)

@@ -14,13 +14,13 @@ from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
 from fake_cuda.workers import Target, TreeDraft
 
+from amusd.checkpoints.loading import DRAFT_ROWS, load_target
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, HardwareConfig
 from amusd.drafters.factory import load_drafters
 from amusd.drafters.model import ModelDrafter
-from amusd.models.cached_model import CachedModel
-from amusd.models.loading import DRAFT_ROWS, load_target
 from amusd.models.passes import Rows
 from amusd.models.row_attention import num_splits
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.verifier import prepare_to_verify
 
 MAX_GRAPHS = 24
@@ -63,9 +63,9 @@ def test_workers_capture_few_graphs_in_one_pool_and_leave_other_threads_alone(ve
 def test_graphs_reserve_little_memory(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By arithmetic: what captures leave, the most that one of them needs meanwhile, and what lies inside operators."""
     kept, most, max_model_len = 0, 0, 32_768
-    prepare = CachedModel.prepare
+    prepare = ModelRunner.prepare
 
-    def measured(self: CachedModel, *args: Any, **options: Any) -> None:
+    def measured(self: ModelRunner, *args: Any, **options: Any) -> None:
         nonlocal kept, most
         before = gpus.peak_bytes = gpus.live_bytes
         prepare(self, *args, **options)
@@ -74,7 +74,7 @@ def test_graphs_reserve_little_memory(role: str, monkeypatch: pytest.MonkeyPatch
     with fake_cuda() as gpus:
         build = builders.target if role == "target" else builders.draft
         model = build("cuda:0", max_model_len=max_model_len)
-        monkeypatch.setattr(CachedModel, "prepare", measured)
+        monkeypatch.setattr(ModelRunner, "prepare", measured)
         if role == "target":
             Target(model)
         else:
@@ -106,7 +106,7 @@ def nothing_captured(gpus: FakeGpus) -> Iterator[None]:
     assert not part.captures
 
 
-def small_draft() -> CachedModel:
+def small_draft() -> ModelRunner:
     return builders.small("cuda:0", max_model_len=LENGTH, **builders.as_draft("cuda:0"))
 
 

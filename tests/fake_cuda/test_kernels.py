@@ -13,9 +13,9 @@ from fake_cuda.record import Record
 from models.fake_nccl import FakeNccl
 from passes import forward
 
-from amusd.models import process_group
-from amusd.models.meeting import Meeting
-from amusd.models.process_group import MANY_ROWS, ProcessGroup
+from amusd.runner import process_group
+from amusd.runner.process_group import MANY_ROWS, ProcessGroup
+from amusd.runner.rendezvous import Rendezvous
 
 PER_PASS = {
     ("llama-8b", "amusd"): 297,
@@ -35,7 +35,7 @@ def test_an_exchange_of_ranks_launches_so_many_kernels(
         return names[output + 1 : names.index("linear", output + 1)]
 
     monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl())
-    with fake_cuda() as gpus, closing(ProcessGroup(0, size, Meeting(str(tmp_path)), "nccl")) as ranks:
+    with fake_cuda() as gpus, closing(ProcessGroup(0, size, Rendezvous(str(tmp_path)), "nccl")) as ranks:
         ranks.meet("cuda:0")
         model = builders.build("llama-70b-slice", "cuda:0", num_layers=1, ranks=ranks)
         cache = model.new_cache(512)

@@ -10,8 +10,8 @@ from fake_cuda import builders, test_choices
 from fake_cuda.device import fake_cuda
 from fake_cuda.test_choices import answered, drafted
 
+from amusd.checkpoints.loading import capture_for
 from amusd.config import Distribution
-from amusd.models.loading import capture_for
 
 COUNTS = Distribution(temperature=0.7, top_p=0.95, frequency_penalty=0.4, seed=3)
 RATIO_TEST = Distribution(temperature=0.7, acceptance="rejection", seed=3)

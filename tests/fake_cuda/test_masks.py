@@ -7,7 +7,7 @@ from fake_cuda.device import fake_cuda
 from fake_cuda.record import Kernel, Record
 from passes import forward
 
-from amusd.models.loading import capture_for
+from amusd.checkpoints.loading import capture_for
 
 ALIGNMENT = 16
 

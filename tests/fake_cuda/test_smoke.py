@@ -11,7 +11,7 @@ import pytest
 from fake_cuda.device import fake_cuda
 from models.fake_nccl import FakeNccl
 
-from amusd.models import process_group
+from amusd.runner import process_group
 from experiments.gpu_proof import smoke
 from experiments.gpu_proof.plan import GPU, SCALES
 from experiments.gpu_proof.records import Job, read_records, writer

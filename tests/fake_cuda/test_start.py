@@ -15,15 +15,15 @@ from models import tiny
 from models.test_eagle import OPTIONS, save_eagle3
 from torch import Tensor
 
+from amusd.checkpoints.draft_networks import load_published
+from amusd.checkpoints.loading import capture_for, load_target
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.drafters.eagle import EagleDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models import row_attention
-from amusd.models.cached_model import CachedModel
-from amusd.models.draft_networks import load_published
 from amusd.models.linear import fastest_dtype
-from amusd.models.loading import capture_for, load_target
+from amusd.runner.model_runner import ModelRunner
 
 ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synthetic="llama-8b"), drafters=())
 
@@ -84,7 +84,7 @@ FULL = "device cpu: out of memory; a smaller model, or a lower max_model_len or 
 
 
 def test_a_device_that_is_full_once_the_target_has_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CachedModel, "prepare", full)
+    monkeypatch.setattr(ModelRunner, "prepare", full)
     hardware = HardwareConfig(devices=("cpu", "cpu"), synthetic="smollm2-135m-slice")
     with pytest.raises(ConfigError, match=FULL):
         Engine.start(EngineConfig(hardware=hardware, drafters=()))
@@ -106,7 +106,7 @@ def test_a_drafter_whose_rows_read_features_starts_captured(tmp_path: Path, capl
     with fake_cuda(values=True) as gpus:
         options = replace(OPTIONS, device="cuda:0", capture=capture_for("cuda:0", cuda_graphs=True))
         model = load_published(save_eagle3(tmp_path / "draft"), tmp_path / "target", options, "eagle")
-        assert isinstance(model, CachedModel)
+        assert isinstance(model, ModelRunner)
         drafter = EagleDrafter(model)
         assert gpus.record.captures
     assert drafter.model.feature_width

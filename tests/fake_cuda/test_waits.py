@@ -19,12 +19,12 @@ from models import tiny
 from models.test_block_models import medusa_weights, save_dflash, save_medusa
 from models.test_eagle import LAYERS, OPTIONS, random
 
+from amusd.checkpoints.draft_networks import DFlashState, MedusaState, load_published
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
-from amusd.models.draft_networks import DFlashState, MedusaState, load_published
 from amusd.protocol.draft_session import Node
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)

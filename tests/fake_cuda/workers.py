@@ -8,19 +8,19 @@ from functools import reduce
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
 from amusd.drafters.model import ModelDrafter
-from amusd.models.cached_model import CachedModel
 from amusd.policies.schedules import AutoregressivePolicy
 from amusd.protocol.draft_session import Node, Transition
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.acceptance import Acceptance, certain, unpack_rows
 
 
 class Target:
-    def __init__(self, model: CachedModel) -> None:
+    def __init__(self, model: ModelRunner) -> None:
         self._model = model
         self._cache = model.new_cache(model.max_length)
         prepare_to_verify(model, self._cache)
@@ -92,7 +92,7 @@ class Target:
 
 
 class TreeDraft:
-    def __init__(self, model: CachedModel) -> None:
+    def __init__(self, model: ModelRunner) -> None:
         self._drafter = ModelDrafter(model)
 
     def open(self, prompt: Sequence[int], capacity: int, distribution: Distribution = GREEDY) -> None:

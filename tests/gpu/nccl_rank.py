@@ -17,18 +17,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from models.linked_ranks import come
 from models.test_decoder import Case, lean_model, stock_model
 
-from amusd.models.cached_model import CachedModel
-from amusd.models.loading import capture_for
+from amusd.checkpoints.loading import capture_for
 from amusd.models.numerics import Numerics
-from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE, Ranks
+from amusd.runner.model_runner import ModelRunner
+from amusd.runner.rank_commands import follow
 from amusd.transport.torch_distributed import Backend
 
 DEADLINE_SECONDS = 120.0
 STEPS = 4
 
 
-def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> CachedModel:
+def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> ModelRunner:
     return lean_model(
         stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4})),
         Numerics.for_device(device, width=8, fixed=True),

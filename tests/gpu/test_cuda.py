@@ -14,16 +14,16 @@ import pytest
 import torch
 from passes import forward
 
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.checkpoint import write_checkpoint
+from amusd.checkpoints.configuration import ModelConfig
+from amusd.checkpoints.synthetic import SHAPES, random_weights
 from amusd.config import Distribution
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.checkpoint import write_checkpoint
-from amusd.models.configuration import ModelConfig
-from amusd.models.graphs import graph_capture, run_each_time
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Paths, Rows
-from amusd.models.synthetic import SHAPES, random_weights
+from amusd.runner.graphs import graph_capture, run_each_time
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner, extend
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState, SequenceSampler
 
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(
     folder: Path, device: str, *, fixed: bool, graphs: bool = False, dtype: str = "float32", model_impl: str = "auto"
-) -> CachedModel:
+) -> ModelRunner:
     return load_model(
         folder,
         LoadOptions(

@@ -18,8 +18,8 @@ from models.linked_ranks import lead
 from passes import forward
 
 from amusd.errors import RankLostError
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.process_group import EXCHANGE_SECONDS
+from amusd.runner.model_runner import ModelRunner, extend
+from amusd.runner.process_group import EXCHANGE_SECONDS
 from amusd.runtime.ranks import Leader
 
 pytestmark = [
@@ -35,7 +35,7 @@ assert FOUND_SECONDS < EXCHANGE_SECONDS, "a deadline would pass for what is foun
 
 
 @contextmanager
-def two_ranks(folder: Path, *, captures: bool, num_commands: int | None = None) -> Iterator[tuple[Leader, CachedModel]]:
+def two_ranks(folder: Path, *, captures: bool, num_commands: int | None = None) -> Iterator[tuple[Leader, ModelRunner]]:
     """A leader here and a follower in a process, which dies at a command where `num_commands` says so."""
     leader = lead(folder, 2, "nccl")
     checkout = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def two_ranks(folder: Path, *, captures: bool, num_commands: int | None = None) 
     assert code == (0 if num_commands is None else -signal.SIGKILL)
 
 
-def decoded(model: CachedModel) -> list[list[int]]:
+def decoded(model: ModelRunner) -> list[list[int]]:
     cache = model.new_cache(120)
     model.prepare(cache)
     model.prefill(PROMPT[:-1], cache)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from amusd.models.tokenizer import load_tokenizer
+from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.runtime.cores import allowed_cores
 from experiments.vllm.run import Vllm
 from tests.launch.processes import ROOT

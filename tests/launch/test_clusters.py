@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from amusd.config import RunConfig
-from launch.run import Place, compose
+from launch.run import RankInfo, compose
 from tests.warm import ROOT
 
 MANIFESTS = ROOT / "launch" / "kubernetes"
@@ -36,7 +36,7 @@ def check_line(arguments: list[str], rank: int, processes: tuple[int, int], addr
     flags = ["--nnodes=2", f"--node-rank={rank}", f"--nproc-per-node={processes[rank]}"]
     flags += [f"--master-addr={address}", "--master-port=29500", "-m", "amusd_launch.run"]
     assert arguments[: len(flags) + 2] == ["-m", "torch.distributed.run", *flags]
-    own = Place(rank=rank, size=sum(processes), local_rank=0, local_size=processes[rank])
+    own = RankInfo(rank=rank, size=sum(processes), local_rank=0, local_size=processes[rank])
     command, config = compose(arguments[len(flags) + 2 :], own)
     assert command == "serve"
     assert (config.transport.address, config.transport.keys) == (f"tcp://{address}:29501", "/tmp/keys")

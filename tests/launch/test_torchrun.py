@@ -21,10 +21,18 @@ import launch.run
 from amusd.child import Ended
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.models.meeting import Meeting
+from amusd.runner.rendezvous import Rendezvous
 from amusd.transport.addresses import address_towards, check_address
 from amusd.transport.factory import numbered_link
-from launch.run import DraftElsewhere, Place, compose, meet_in_folder, own_device, place_from_environment, start_drafts
+from launch.run import (
+    DraftElsewhere,
+    RankInfo,
+    compose,
+    meet_in_folder,
+    own_device,
+    place_from_environment,
+    start_drafts,
+)
 from tests.launch.processes import SECONDS, WAITING, descendants, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer
 from tests.warm import Popen
@@ -33,9 +41,9 @@ DEADLINE_SECONDS = 30.0
 TWO_NODES = "transport.address=tcp://10.0.0.1:29501"
 
 
-def a_place(rank: int = 0, size: int = 2, *, local_size: int | None = None, local_rank: int | None = None) -> Place:
+def a_place(rank: int = 0, size: int = 2, *, local_size: int | None = None, local_rank: int | None = None) -> RankInfo:
     here, number = size if local_size is None else local_size, rank if local_rank is None else local_rank
-    return Place(rank, size, number, here)
+    return RankInfo(rank, size, number, here)
 
 
 def test_a_process_that_torchrun_has_not_started_says_how_to_start_it() -> None:
@@ -55,7 +63,7 @@ def test_a_process_that_torchrun_has_not_started_says_how_to_start_it() -> None:
         (a_place(local_size=1), ["prompt=a", TWO_NODES], "not on this machine, and the link is neither encrypted nor"),
     ],
 )
-def test_what_cannot_work_is_one_line_before_anything_listens(own: Place, arguments: list[str], line: str) -> None:
+def test_what_cannot_work_is_one_line_before_anything_listens(own: RankInfo, arguments: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line) as caught:
         compose(arguments, own)
     assert "\n" not in str(caught.value)
@@ -149,7 +157,7 @@ def test_a_run_that_is_over_at_once_leaves_no_folder_and_no_rank_that_waits(
     assert ranks_meet(1) == 0
 
 
-def meet_apart(monkeypatch: pytest.MonkeyPatch, host: str) -> tuple[RunConfig, Meeting]:
+def meet_apart(monkeypatch: pytest.MonkeyPatch, host: str) -> tuple[RunConfig, Rendezvous]:
     """As rank 0 of two machines, whose own address is `host`."""
     monkeypatch.setattr("launch.run.address_towards", lambda _: host)
     config = RunConfig(

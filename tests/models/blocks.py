@@ -11,16 +11,16 @@ from models import tiny
 from passes import forward
 from torch import Tensor
 
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
+from amusd.runner.model_runner import ModelRunner
 
 FIXED = Numerics(width=8, fixed=True, prefill_chunk=32)
 BUCKETED = Numerics(width=8, fixed=False, prefill_chunk=32)
 
 
 @functools.lru_cache
-def bucketed_model(name: str = "LlamaConfig") -> CachedModel:
+def bucketed_model(name: str = "LlamaConfig") -> ModelRunner:
     return tiny.wrapped_pair(name, BUCKETED)[1]
 
 
@@ -35,7 +35,7 @@ def stock_logits(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
-def decode_in_blocks(model: CachedModel, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
+def decode_in_blocks(model: ModelRunner, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
     """Logits of the rest of `token_ids` from ragged blocks, most with wrong candidates that are rolled back."""
     rng = random.Random(seed)
     rows: list[Tensor] = []

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from amusd.config import TransportConfig
-from amusd.models.meeting import Meeting
-from amusd.models.process_group import ProcessGroup
 from amusd.models.sharding import Ranks
+from amusd.runner.process_group import ProcessGroup
+from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.ranks import Follower, Leader
 from amusd.transport.torch_distributed import Backend
 
@@ -18,17 +18,17 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 30.0
 
 
-def lead(folder: Path, size: int, backend: Backend = "gloo", meeting: Meeting | None = None) -> Leader:
-    return Leader(TransportConfig(), meeting or Meeting(str(folder)), size, backend)
+def lead(folder: Path, size: int, backend: Backend = "gloo", meeting: Rendezvous | None = None) -> Leader:
+    return Leader(TransportConfig(), meeting or Rendezvous(str(folder)), size, backend)
 
 
 def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follower:
-    return Follower(TransportConfig(), Meeting(str(folder)), rank, size, backend)
+    return Follower(TransportConfig(), Rendezvous(str(folder)), rank, size, backend)
 
 
 def on_ranks(folder: Path, size: int, work: Callable[[Ranks], T]) -> list[T]:
     """What each of them makes, in a thread of its own."""
-    ranks = [ProcessGroup(rank, size, Meeting(str(folder))) for rank in range(size)]
+    ranks = [ProcessGroup(rank, size, Rendezvous(str(folder))) for rank in range(size)]
 
     def run(rank: ProcessGroup) -> T:
         rank.meet("cpu")

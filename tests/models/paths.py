@@ -13,10 +13,10 @@ from models.blocks import random_ids
 from passes import forward
 from torch import Tensor
 
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Paths, Rows
 from amusd.protocol.verification import Tracks
+from amusd.runner.model_runner import ModelRunner
 
 
 def tree_rows(
@@ -57,7 +57,7 @@ def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tr
     return found
 
 
-def decoded_both_ways(model: CachedModel, num_tokens: int) -> tuple[Tensor, Tensor]:
+def decoded_both_ways(model: ModelRunner, num_tokens: int) -> tuple[Tensor, Tensor]:
     """[tokens, vocabulary] each: logits behind tokens from the 20th on, one after another, and in passes over paths."""
     token_ids, start = random_ids(num_tokens), 20
     cache = model.new_cache(num_tokens + model.numerics.width)
@@ -67,7 +67,7 @@ def decoded_both_ways(model: CachedModel, num_tokens: int) -> tuple[Tensor, Tens
 
 
 def decode_in_paths(
-    model: CachedModel, token_ids: Sequence[int], start: int, cache: KVCache | None = None
+    model: ModelRunner, token_ids: Sequence[int], start: int, cache: KVCache | None = None
 ) -> list[Tensor]:
     """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track.
 

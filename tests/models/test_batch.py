@@ -19,15 +19,15 @@ from passes import forward
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.eager import EagerPasses
-from amusd.models.graphs import run_each_time
 from amusd.models.kv_cache import KVCache
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows, SamplerRows
-from amusd.models.row_counts import RowCounts
-from amusd.models.self_test import measure_width_invariance
+from amusd.runner.eager import EagerPasses
+from amusd.runner.graphs import run_each_time
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner, extend
+from amusd.runner.row_counts import RowCounts
+from amusd.runner.self_test import measure_width_invariance
 
 WIDTH = 8
 FIXED = Numerics(width=WIDTH, fixed=True, prefill_chunk=64, num_tracks=3)
@@ -42,7 +42,7 @@ CAPACITY = 140
 
 def tiny_model(
     numerics: Numerics, *, replayed: bool = False, model_impl: str = "amusd", dtype: str = "float32"
-) -> CachedModel:
+) -> ModelRunner:
     options = LoadOptions(
         numerics=numerics,
         max_model_len=tiny.MAX_LENGTH,
@@ -70,7 +70,7 @@ class Twin:
     alone: KVCache
 
 
-def begin(model: CachedModel, rng: random.Random, number: int) -> list[Twin]:
+def begin(model: ModelRunner, rng: random.Random, number: int) -> list[Twin]:
     caches = model.new_caches(number, CAPACITY)
     sequences = []
     for index in range(number):
@@ -92,14 +92,14 @@ class Block:
     def rows(self, cache: KVCache) -> Rows:
         return Rows(self.token_ids, cache, parents=self.parents)
 
-    def commit(self, model: CachedModel, cache: KVCache, start: int) -> None:
+    def commit(self, model: ModelRunner, cache: KVCache, start: int) -> None:
         if self.parents is None:
             cache.truncate(start + len(self.kept))
         else:
             model.keep(self.kept, cache)
 
 
-def random_block(model: CachedModel, rng: random.Random, sequence: Twin) -> Block:
+def random_block(model: ModelRunner, rng: random.Random, sequence: Twin) -> Block:
     start = sequence.cache.length
     rest = sequence.token_ids[start:]
     max_rows = min(model.numerics.max_rows(start), len(rest))
@@ -111,7 +111,7 @@ def random_block(model: CachedModel, rng: random.Random, sequence: Twin) -> Bloc
     return Block(sequence, rest[:num_right] + wrong, None, list(range(num_right)))
 
 
-def check_batches(model: CachedModel, seed: int, number: int, num_passes: int = 6) -> None:
+def check_batches(model: ModelRunner, seed: int, number: int, num_passes: int = 6) -> None:
     """Random blocks and paths of random sequences in random order, and the same of each sequence alone."""
     rng = random.Random(seed)
     sequences = begin(model, rng, number)

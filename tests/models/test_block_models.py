@@ -25,9 +25,9 @@ from models.test_eagle import (
 )
 from torch import Tensor
 
+from amusd.checkpoints.draft_layouts import read_published
+from amusd.checkpoints.draft_networks import BlockModel, load_published
 from amusd.errors import ConfigError
-from amusd.models.draft_layouts import read_published
-from amusd.models.draft_networks import BlockModel, load_published
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 

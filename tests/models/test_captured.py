@@ -11,18 +11,18 @@ from models.blocks import random_ids
 from passes import forward
 
 from amusd.errors import DeviceError, NotFiniteError
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.graphs import Capture, run_each_time
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.models.rank_commands import command_encoder, follow
 from amusd.models.sharding import Ranks
+from amusd.runner.graphs import Capture, run_each_time
+from amusd.runner.model_runner import ModelRunner, extend
+from amusd.runner.rank_commands import command_encoder, follow
 
 STEPS = 3
 
 
-def wrapped(numerics: Numerics, capture: Capture | None = run_each_time, model_impl: str = "amusd") -> CachedModel:
+def wrapped(numerics: Numerics, capture: Capture | None = run_each_time, model_impl: str = "amusd") -> ModelRunner:
     """A model whose passes would be captured; the same weights each time."""
     _, model = tiny.wrapped_pair("LlamaConfig", numerics, capture=capture, model_impl=model_impl, tokens_per_step=STEPS)
     return model

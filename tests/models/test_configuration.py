@@ -13,9 +13,9 @@ import torch
 from models.published import CONFIGS, write_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from amusd.models.configuration import ModelConfig, load_config, position_limit
-from amusd.models.decoder_weights import bias_shapes, weight_shapes
-from amusd.models.tokenizer import Tokenizer, load_tokenizer, user_turn
+from amusd.checkpoints.configuration import ModelConfig, load_config, position_limit
+from amusd.checkpoints.decoder_weights import bias_shapes, weight_shapes
+from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer, user_turn
 
 FIELDS = (
     "hidden_act", "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "rms_norm_eps",

@@ -13,12 +13,12 @@ from models.blocks import BUCKETED, FIXED, decode_in_blocks, random_ids, stock_l
 from models.tiny import weights_of, wrap_model
 from passes import forward
 
+from amusd.checkpoints.vocabulary import reduce_head
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel
-from amusd.models.graphs import run_each_time
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.vocabulary import reduce_head
+from amusd.runner.graphs import run_each_time
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 CAPTURED = Numerics(width=8, fixed=True, has_borders=False, prefill_chunk=32)
 LENGTH = 110
@@ -98,7 +98,7 @@ def lean_model(
     change: Callable[[Any], object] = id,
     output_ids: torch.Tensor | None = None,
     **options: Any,
-) -> CachedModel:
+) -> ModelRunner:
     """The decoder with the weights of `stock`; `change` is applied to the transformers model that it is made of.
 
     `options`: as of `LoadOptions`.

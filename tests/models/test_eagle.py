@@ -14,14 +14,14 @@ from models import tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from amusd.checkpoints.draft_layouts import read_published
+from amusd.checkpoints.draft_networks import load_published
 from amusd.errors import ConfigError
-from amusd.models.cached_model import CachedModel
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
-from amusd.models.draft_layouts import read_published
-from amusd.models.draft_networks import load_published
 from amusd.models.kv_cache import KVMemory
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 WIDTH, HEADS, KEY_HEADS, DIM, MLP, LAYERS = 32, 4, 2, 8, 48, 6
 EPSILON = 1e-5
@@ -178,7 +178,7 @@ NUM_TRUE = 6
 """Tokens whose true features are there: the rows from token 7 on, three in all, read the network's own states."""
 
 
-def chain_logits(model: CachedModel, features: Tensor) -> Tensor:
+def chain_logits(model: ModelRunner, features: Tensor) -> Tensor:
     network, num_slots = model.network, 16
     memory = KVMemory(num_slots, torch.float32)
     table = memory.features(features.shape[1], torch.device("cpu"))
@@ -198,7 +198,7 @@ def chain_logits(model: CachedModel, features: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def check(model: CachedModel, features: Tensor, expected: Tensor) -> None:
+def check(model: ModelRunner, features: Tensor, expected: Tensor) -> None:
     assert expected.std() > 0.05, "the weights are too small for this test to see anything"
     torch.testing.assert_close(chain_logits(model, features), expected, atol=1e-4, rtol=1e-4)
 

@@ -10,14 +10,14 @@ from models import tiny
 from models.blocks import random_ids
 from passes import forward
 
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft, read_draft
+from amusd.checkpoints.loading import load_draft_model
+from amusd.checkpoints.tokenizer import load_tokenizer, user_turn
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft, read_draft
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import load_tokenizer, user_turn
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner, extend
 from experiments.embedded_draft.package import write_draft
 
 SIZES = {"vocab_size": 300, "num_hidden_layers": 5}
@@ -42,7 +42,7 @@ def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[
     return drafted.eval(), draft_file
 
 
-def load(folder: Path, draft_file: Path) -> CachedModel:
+def load(folder: Path, draft_file: Path) -> ModelRunner:
     return load_embedded_draft(
         folder,
         LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32"),
@@ -64,7 +64,7 @@ def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: st
 
 def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock, draft_file = save_pair(tmp_path / "target")
-    monkeypatch.setattr("amusd.models.embedded_draft.DRAFT_FILE", draft_file)
+    monkeypatch.setattr("amusd.checkpoints.embedded_draft.DRAFT_FILE", draft_file)
     export_draft(tmp_path / "target", tmp_path / "out")
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
     with torch.inference_mode():

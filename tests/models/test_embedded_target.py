@@ -11,8 +11,8 @@ from full_disk import files_of_at_most
 from lines import logged
 from safetensors.torch import save_file
 
+from amusd.checkpoints import embedded_target
 from amusd.errors import ConfigError
-from amusd.models import embedded_target
 
 FOLDER = "smollm2-135m-instruct-v2"
 

@@ -14,13 +14,13 @@ from models.test_batch import check_batches
 from passes import forward
 from torch import Tensor
 
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.tokenizer import load_tokenizer, user_turn
 from amusd.models.kv_cache import KVCache
 from amusd.models.linear import fastest_dtype
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import load_tokenizer, user_turn
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 pytestmark = pytest.mark.embedded
 
@@ -32,7 +32,7 @@ RULE = Numerics.for_device("cpu", width=WIDTH, fixed=True)
 
 @dataclass(frozen=True)
 class Plain:
-    model: CachedModel
+    model: ModelRunner
     prompt: list[int]
     tokens: list[int]
     logits: Tensor
@@ -55,13 +55,13 @@ class Plain:
         return [row for row, expected in enumerate(self.logits) if not torch.equal(rows[row], expected)]
 
 
-def load(folder: Path, model_impl: str = "amusd", numerics: Numerics = RULE, dtype: str = FASTEST) -> CachedModel:
+def load(folder: Path, model_impl: str = "amusd", numerics: Numerics = RULE, dtype: str = FASTEST) -> ModelRunner:
     model = load_model(folder, LoadOptions(numerics=numerics, max_model_len=2048, dtype=dtype, model_impl=model_impl))
     assert model.implementation == model_impl
     return model
 
 
-def decode_plainly(model: CachedModel, folder: Path, prompt_length: int, num_tokens: int) -> Plain:
+def decode_plainly(model: ModelRunner, folder: Path, prompt_length: int, num_tokens: int) -> Plain:
     question = load_tokenizer(folder).encode_chat(user_turn("Why is the sky blue?"))
     prompt = [*(1000 + 7 * number % 4000 for number in range(prompt_length - len(question))), *question]
     cache = model.new_cache(len(prompt) + num_tokens + model.numerics.width)

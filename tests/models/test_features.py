@@ -10,11 +10,11 @@ from passes import forward
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel
 from amusd.models.features import FeatureSpec
-from amusd.models.graphs import run_each_time
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.runner.graphs import run_each_time
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 CONFIG = tiny.tiny_config("LlamaConfig")
 WIDTH = CONFIG.hidden_size
@@ -30,7 +30,7 @@ RULES = {
 }
 
 
-def model_of(numerics: Numerics, model_impl: str) -> CachedModel:
+def model_of(numerics: Numerics, model_impl: str) -> ModelRunner:
     options = LoadOptions(
         numerics=numerics,
         max_model_len=120,
@@ -50,7 +50,7 @@ def expected(token_ids: list[int]) -> Tensor:
     return torch.cat([states[layer][0] for layer in LAYERS], dim=-1)
 
 
-def check(model: CachedModel, cache: object, token_ids: list[int], start: int = 0) -> None:
+def check(model: ModelRunner, cache: object, token_ids: list[int], start: int = 0) -> None:
     columns = model.feature_columns
     (features,) = model.read_features([(cache, range(start, len(token_ids)))])  # type: ignore[list-item]
     whole, reduced = (features[:, columns[name]] for name in SPECS)

@@ -13,13 +13,13 @@ from models import tiny
 from passes import forward
 from torch import Tensor
 
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.loading import draft_dtype, target_dtype
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.models import linear
-from amusd.models.building import load_model
 from amusd.models.linear import FbgemmLinear, largest_int8_weight, to_int8, why_not_int8
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import draft_dtype, target_dtype
 from amusd.models.numerics import Numerics
+from amusd.runner.load_options import LoadOptions
 
 SMALLEST_STEP = 6.2e-5
 CPU = torch.device("cpu")
@@ -85,7 +85,9 @@ def test_a_model_in_int8_is_nearly_the_model(name: str, tmp_path: Path) -> None:
 
 
 def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.models.loading.why_not_int8", lambda device: None if device.type == "cpu" else "no CPU")
+    monkeypatch.setattr(
+        "amusd.checkpoints.loading.why_not_int8", lambda device: None if device.type == "cpu" else "no CPU"
+    )
     monkeypatch.setattr(linear, "can_multiply_bfloat16", lambda: True)
     embedded = DrafterConfig(kind="embedded")
     assert draft_dtype(embedded, "cpu", None) == draft_dtype(DrafterConfig(kind="synthetic"), "cpu", None) == "int8"

@@ -21,20 +21,20 @@ from models.published import CONFIGS, change_weights, write, write_config
 from models.test_configuration import BIASED
 from passes import forward
 
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.checkpoint import open_checkpoint
+from amusd.checkpoints.loading import load_target
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import open_checkpoint
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 RULE = Numerics(width=8, fixed=True)
 
 
-def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> CachedModel:
+def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> ModelRunner:
     return load_model(path, LoadOptions(numerics=RULE, max_model_len=max_model_len, dtype=dtype))
 
 
@@ -82,7 +82,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def last_logits(model: CachedModel, token_ids: list[int]) -> torch.Tensor:
+def last_logits(model: ModelRunner, token_ids: list[int]) -> torch.Tensor:
     """[8, vocab] at the end of `token_ids`."""
     cache = model.new_cache(len(token_ids))
     model.prefill(token_ids[:-8], cache)

@@ -25,11 +25,11 @@ from models.rank_process import announce_pass
 from torch import Tensor
 
 from amusd.errors import RankLostError
-from amusd.models import process_group
 from amusd.models.fused import add_parts
-from amusd.models.meeting import Meeting
-from amusd.models.process_group import EXCHANGE_SECONDS, MANY_ROWS, ProcessGroup, backend_for
 from amusd.models.sharding import Ranks
+from amusd.runner import process_group
+from amusd.runner.process_group import EXCHANGE_SECONDS, MANY_ROWS, ProcessGroup, backend_for
+from amusd.runner.rendezvous import Rendezvous
 from tests.launch.processes import environment
 from tests.warm import Popen
 
@@ -80,7 +80,7 @@ def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.Mo
         raise RuntimeError("NCCL communicator was aborted on rank 1.\nand a trace")
 
     monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl())
-    rank = ProcessGroup(0, 1, Meeting(str(tmp_path)), "nccl")
+    rank = ProcessGroup(0, 1, Rendezvous(str(tmp_path)), "nccl")
     rank.meet("cpu")
     monkeypatch.setattr(FakeNccl, "_allgather_base", aborted)
     monkeypatch.setattr(FakeNccl, "alltoall_base", aborted)
@@ -97,7 +97,7 @@ def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(process_group.atexit, "register", lambda function, *_: at_exit.append(function))
     graphs_destroyed = threading.Event()
     monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl(graphs_destroyed))
-    group = ProcessGroup(0, 1, Meeting(str(tmp_path)), "nccl")
+    group = ProcessGroup(0, 1, Rendezvous(str(tmp_path)), "nccl")
     group.meet("cpu")
     group.abort()
     assert group._watch.is_alive()
@@ -109,7 +109,7 @@ def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.Mo
 def of_nccl(monkeypatch: pytest.MonkeyPatch, group: FakeNccl) -> tuple[ProcessGroup, Mock]:
     """A rank over a double of NCCL, and its link to another one."""
     monkeypatch.setattr(process_group, "_make", lambda *_: group)
-    rank, link = ProcessGroup(0, 1, Meeting("nowhere"), "nccl"), Mock(is_lost=False)
+    rank, link = ProcessGroup(0, 1, Rendezvous("nowhere"), "nccl"), Mock(is_lost=False)
     rank._links[1] = link
     return rank, link
 

@@ -22,14 +22,14 @@ from transformers.quantizers import HfQuantizer, auto, register_quantization_con
 from transformers.utils.import_utils import KERNELS_MIN_VERSION, is_kernels_available
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.loading import load_target
+from amusd.checkpoints.transformers_models import forbid_kernels
 from amusd.config import EngineConfig, TargetConfig
 from amusd.errors import DeviceError
-from amusd.models.building import load_model
-from amusd.models.graphs import Replay, Work
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
-from amusd.models.transformers_models import forbid_kernels
+from amusd.runner.graphs import Replay, Work
+from amusd.runner.load_options import LoadOptions
 
 METHOD = "halves"
 RULE = Numerics(width=8, fixed=True, prefill_chunk=32)

@@ -22,14 +22,14 @@ from passes import forward
 from torch import Tensor
 
 from amusd.errors import ConfigError, PeerError, PeerProtocolError, RankLostError
-from amusd.models.cached_model import CachedModel, extend
-from amusd.models.graphs import Replay
 from amusd.models.kv_cache import KVCache, KVMemory
-from amusd.models.meeting import Meeting
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Command, SamplerRows, Wipe
-from amusd.models.rank_commands import command_encoder, follow
 from amusd.models.sharding import ALONE, Ranks
+from amusd.runner.graphs import Replay
+from amusd.runner.model_runner import ModelRunner, extend
+from amusd.runner.rank_commands import command_encoder, follow
+from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.ranks import Follower, Leader
 
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
@@ -111,7 +111,7 @@ def test_a_follower_of_another_version_is_not_waited_for(tmp_path: Path) -> None
 
 
 def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_path: Path) -> None:
-    meeting = Meeting(str(tmp_path))
+    meeting = Rendezvous(str(tmp_path))
     meeting.failure = Mock(return_value=RankLostError("killed by signal 9"))  # type: ignore[method-assign]
     with closing(lead(tmp_path, 2, meeting=meeting)) as leader, pytest.raises(RankLostError, match="by signal 9"):
         leader.await_followers("cpu", DEADLINE_SECONDS)
@@ -214,11 +214,11 @@ class Best:
 BEST = Best()
 
 
-def model_on(ranks: Ranks, rule: Numerics, captures: Captures) -> CachedModel:
+def model_on(ranks: Ranks, rule: Numerics, captures: Captures) -> ModelRunner:
     return lean_model(STOCK, rule, ranks=ranks, capture=captures, tokens_per_step=STEPS)
 
 
-def decoded(model: CachedModel) -> list[list[int]]:
+def decoded(model: ModelRunner) -> list[list[int]]:
     """What chains with rollbacks, blocks, paths and trees choose."""
     prompt, block = random_ids(11), random_ids(3, seed=4)
     cache = model.new_cache(60)

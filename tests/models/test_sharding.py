@@ -13,13 +13,13 @@ from models.linked_ranks import on_ranks
 from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_model
 from torch import Tensor
 
+from amusd.checkpoints.building import load_model
 from amusd.errors import ConfigError
-from amusd.models import process_group
-from amusd.models.building import load_model
 from amusd.models.features import FeatureSpec
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import Ranks
+from amusd.runner import process_group
+from amusd.runner.load_options import LoadOptions
 
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 SHARED = {

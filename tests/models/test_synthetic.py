@@ -8,15 +8,15 @@ import pytest
 import torch
 from passes import forward
 
+from amusd.checkpoints.configuration import ModelConfig
+from amusd.checkpoints.decoder_weights import load_decoder, weight_shapes
+from amusd.checkpoints.loading import load_target
+from amusd.checkpoints.synthetic import SHAPES, SyntheticTokenizer, random_weights
+from amusd.checkpoints.vocabulary import HEAD
 from amusd.config import EngineConfig, HardwareConfig, ModelShape
-from amusd.models.cached_model import CachedModel
-from amusd.models.configuration import ModelConfig
-from amusd.models.decoder_weights import load_decoder, weight_shapes
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
-from amusd.models.synthetic import SHAPES, SyntheticTokenizer, random_weights
-from amusd.models.vocabulary import HEAD
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 PUBLISHED = {
     "smollm2-135m": 134_515_008,
@@ -62,7 +62,7 @@ def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: s
     config = small_config(shape, 80)
     options = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, dtype=dtype)
     weights = random_weights(config, dtype=getattr(torch, dtype), device="cpu", seed=0)
-    model = CachedModel(load_decoder(weights, config, options, 64), options, 64)
+    model = ModelRunner(load_decoder(weights, config, options, 64), options, 64)
     cache = model.new_cache(48)
     model.prefill(list(range(32)), cache)
     logits = forward(model, [1, 2, 3], cache).logits.float()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from models.published_tokenizers import WORDS, ids_of, qwen_tokenizer, sentencepiece_tokenizer
 
-from amusd.models.detokenizer import IncrementalDecoder, Spelling
-from amusd.models.tokenizer import Tokenizer
+from amusd.checkpoints.detokenizer import IncrementalDecoder, Spelling
+from amusd.checkpoints.tokenizer import Tokenizer
 
 NUM_PADDED = 6
 SENTENCEPIECE, QWEN = sentencepiece_tokenizer(), qwen_tokenizer()

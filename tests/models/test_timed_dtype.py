@@ -10,10 +10,11 @@ import pytest
 import torch
 from models.tiny import tiny_causal_lm, tiny_config, weights_of
 
+from amusd.checkpoints import timed_dtype
+from amusd.checkpoints.checkpoint import write_checkpoint
+from amusd.checkpoints.timed_dtype import quickest_dtype, settle_dtype
 from amusd.config import EngineConfig, HardwareConfig, TargetConfig
-from amusd.models import linear, timed_dtype
-from amusd.models.checkpoint import write_checkpoint
-from amusd.models.timed_dtype import quickest_dtype, settle_dtype
+from amusd.models import linear
 
 ROOT = Path(__file__).parents[2]
 AUTO = EngineConfig()
@@ -82,7 +83,7 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
 def test_a_kept_choice_is_read_without_torch_so_that_workers_start_first(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import launch.jobs; from amusd.config import EngineConfig\n"
-        "from amusd.models import timed_dtype\n"
+        "from amusd.checkpoints import timed_dtype\n"
         "timed_dtype._kept_in = lambda _file: 'bfloat16'\n"
         f"settled = timed_dtype.settle_dtype(EngineConfig(), 'cpu', Path({str(tmp_path)!r}))\n"
         "assert settled.target.dtype == 'bfloat16' and 'torch' not in sys.modules"

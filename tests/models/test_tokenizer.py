@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny
 
+from amusd.checkpoints.detokenizer import IncrementalDecoder
+from amusd.checkpoints.synthetic import SyntheticTokenizer
+from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer, user_turn
 from amusd.errors import ConfigError, ContextLengthError
-from amusd.models.detokenizer import IncrementalDecoder
-from amusd.models.synthetic import SyntheticTokenizer
-from amusd.models.tokenizer import Tokenizer, load_tokenizer, user_turn
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:

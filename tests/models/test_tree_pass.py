@@ -18,10 +18,10 @@ from models.paths import decoded_both_ways, tree_rows
 from passes import forward
 from torch import Tensor
 
-from amusd.models.cached_model import CachedModel
-from amusd.models.graphs import run_each_time
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
+from amusd.runner.graphs import run_each_time
+from amusd.runner.model_runner import ModelRunner
 
 WIDTH, PROMPT, SPARE = 8, 11, 24
 NUM_SLOTS = PROMPT + SPARE
@@ -46,7 +46,7 @@ class Node:
 
 @dataclass
 class Tree:
-    model: CachedModel
+    model: ModelRunner
     prompt: list[int]
     cache: KVCache = field(init=False)
     free: list[int] = field(init=False)
@@ -82,7 +82,7 @@ def check(tree: Tree, stock: Any, nodes: Sequence[Node]) -> None:
 @pytest.mark.parametrize("model", [MODEL, REPLAYED], ids=["computed anew", "replayed"])
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(model: CachedModel, seed: int) -> None:
+def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(model: ModelRunner, seed: int) -> None:
     """Nodes are computed in random batches, some in one with their ancestors; subtrees end, and their slots go on."""
     rng = random.Random(seed)
     tree = Tree(model, random_ids(PROMPT, seed))

@@ -15,16 +15,16 @@ from passes import forward
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
+from amusd.checkpoints.loading import load_draft_model
+from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer
+from amusd.checkpoints.transformers_models import adopt_into
+from amusd.checkpoints.vocabulary import share_vocabulary
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
 from amusd.models.attention import register_attention
-from amusd.models.load_options import LoadOptions
-from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import Tokenizer, load_tokenizer
-from amusd.models.transformers_models import adopt_into
-from amusd.models.vocabulary import share_vocabulary
+from amusd.runner.load_options import LoadOptions
 
 VOCAB_SIZE, PADDING = 340, 60
 

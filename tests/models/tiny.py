@@ -11,14 +11,14 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from amusd.checkpoints.building import prepared
+from amusd.checkpoints.configuration import as_own
+from amusd.checkpoints.decoder_weights import load_decoder
+from amusd.checkpoints.transformers_models import HuggingFaceNetwork
 from amusd.models.attention import register_attention
-from amusd.models.building import prepared
-from amusd.models.cached_model import CachedModel
-from amusd.models.configuration import as_own
-from amusd.models.decoder_weights import load_decoder
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.transformers_models import HuggingFaceNetwork
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 VOCAB = 97
 MAX_LENGTH = 256
@@ -107,19 +107,19 @@ def wrap_model(
     options: LoadOptions,
     output_ids: torch.Tensor | None = None,
     weights: dict[str, torch.Tensor] | None = None,
-) -> CachedModel:
+) -> ModelRunner:
     """Ours with the weights and the dtype of a stock model; `weights`: instead of its own."""
     config = as_own(model.config)
     if options.model_impl == "transformers" or config is None:
         with prepared(model.config, options) as length:
-            return CachedModel(HuggingFaceNetwork(model, options), options, length, output_ids)
+            return ModelRunner(HuggingFaceNetwork(model, options), options, length, output_ids)
     options = replace(options, dtype=str(model.dtype).removeprefix("torch."))
     with prepared(config, options) as length:
         network = load_decoder(weights or weights_of(model), config, options, length)
-        return CachedModel(network, options, length, output_ids)
+        return ModelRunner(network, options, length, output_ids)
 
 
-def wrapped_pair(name: str, numerics: Numerics | None = None, **options: Any) -> tuple[Any, CachedModel]:
+def wrapped_pair(name: str, numerics: Numerics | None = None, **options: Any) -> tuple[Any, ModelRunner]:
     """A stock model and ours; `options`: as of `LoadOptions`."""
     config = tiny_config(name)
     stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from mutation.runner import Rule
 
 DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
-    ("amusd/answer/turns.py", "tests/runtime/test_batches.py"): {
+    ("amusd/answer/scheduler.py", "tests/runtime/test_batches.py"): {
         "the last reader comes first": ("reference = self._queue.popleft()", "reference = self._queue.pop()"),
     },
-    ("amusd/answer/turns.py", "tests/test_turns.py"): {
+    ("amusd/answer/scheduler.py", "tests/test_turns.py"): {
         "an answer that nobody can read is computed on": (
             "if (answer := reference()) is None or answer.is_over:\n                del",
             "if (answer := reference()) is not None and answer.is_over:\n                del",
@@ -74,16 +74,16 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/drafters/tree.py", "tests/drafters/test_tree.py"): {
         "slots of nodes that are gone are not freed": ("._free.append(self._paths.pop(node)[-1])", "._paths.pop(node)"),
     },
-    ("amusd/models/transformers_models.py", "tests/models/test_quantization.py"): {
+    ("amusd/checkpoints/transformers_models.py", "tests/models/test_quantization.py"): {
         "kernels from a hub run": ("    is_kernels_available.cache_clear()\n", ""),
     },
-    ("amusd/models/draft_networks.py", "tests/models/test_block_models.py"): {
+    ("amusd/checkpoints/draft_networks.py", "tests/models/test_block_models.py"): {
         "an older state is taken for the latest": ("score(self._feature, late)", "score(self._feature, 0)"),
         "the root's own row is one of the guesses": ("else 1\n", "else 0\n"),
         "features that are not there are seen": ("self._known[:position], self", "self._known[:position] | True, self"),
         "a block leaves the features behind it": ("] = False  # overwritten", "] &= True  # overwritten"),
     },
-    ("amusd/models/draft_layouts.py", "tests/models/test_block_models.py tests/models/test_eagle.py"): {
+    ("amusd/checkpoints/draft_layouts.py", "tests/models/test_block_models.py tests/models/test_eagle.py"): {
         "a block reads the layers below its own": ("else 1)  # which", "else 0)  # which"),
         "two places for one setting may differ": (
             "found.setdefault(name, value) != value",
@@ -91,16 +91,16 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "weights without a place are dropped": ("len(layers)), all_given=True)", "len(layers)))"),
     },
-    ("amusd/models/checkpoint.py", "tests/models/test_loading.py"): {
+    ("amusd/checkpoints/checkpoint.py", "tests/models/test_loading.py"): {
         "a bias that nobody reads is dropped": ("if name not in read and ", "if False and name not in read and "),
     },
-    ("amusd/models/eager.py", "tests/models/test_batch.py"): {
+    ("amusd/runner/eager.py", "tests/models/test_batch.py"): {
         "passes with a fixed width have as many rows as there are tokens": (
             "self._row_counts.quickest(num_rows) if is_padded else num_rows",
             "num_rows",
         ),
     },
-    ("amusd/models/draft_networks.py", "tests/models/test_eagle.py"): {
+    ("amusd/checkpoints/draft_networks.py", "tests/models/test_eagle.py"): {
         "the first layer never adds to the normed feature": ("= feature if self.norm_before_residual else ", "= "),
         "rows always write their state as it is": ("(normed if self.norm_output else hidden)", "(hidden)"),
     },
@@ -123,16 +123,16 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/models/passes.py", "tests/models/test_tree_pass.py"): {
         "rows of a tree see each other": ("row[list(branch)] = True", "seen[:, list(branch)] = True"),
     },
-    ("amusd/models/row_counts.py", "tests/models/test_batch.py"): {
+    ("amusd/runner/row_counts.py", "tests/models/test_batch.py"): {
         "of the numbers of rows that agree the least is taken, however slow": ("if rows <= self._width ", "if False "),
     },
-    ("amusd/models/captured.py", "tests/fake_cuda/test_start.py"): {
+    ("amusd/runner/captured.py", "tests/fake_cuda/test_start.py"): {
         "a prompt's rows have no token before them": (
             "self._memory.parents_of_pass = (positions - 1)",
             "_ = (positions - 1)",
         ),
     },
-    ("amusd/models/captured.py", "tests/fake_cuda/test_late.py"): {
+    ("amusd/runner/captured.py", "tests/fake_cuda/test_late.py"): {
         "tokens are read before they are on the host": (
             "        self._model.wait()\n        outputs = []",
             "        outputs = []",
@@ -142,27 +142,27 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        self._write_padding(shapes[0])\n        told = None\n        if sampler",
         ),
     },
-    ("amusd/models/cached_model.py", "tests/fake_cuda/test_late.py"): {
+    ("amusd/runner/model_runner.py", "tests/fake_cuda/test_late.py"): {
         "a copy is read before it is on the host": (
             "        self.wait()\n        return on_host",
             "        return on_host",
         ),
     },
-    ("amusd/models/fallback.py", "tests/fake_cuda/test_fallback.py"): {
+    ("amusd/runner/fallback.py", "tests/fake_cuda/test_fallback.py"): {
         "passes that differ from plain ones are used": ("if difference <= limit:", "if True:"),
         "damaged weights count as a wrong kernel": ("if not expected.isfinite().all() or", "if"),
     },
-    ("amusd/models/graphs.py", "tests/fake_cuda/test_late.py"): {
+    ("amusd/runner/graphs.py", "tests/fake_cuda/test_late.py"): {
         "an event is not waited for": ("while not event.query():", "while False:"),
     },
-    ("amusd/models/graphs.py", "tests/fake_cuda/test_fallback.py"): {
+    ("amusd/runner/graphs.py", "tests/fake_cuda/test_fallback.py"): {
         "a capture that fails hides its cause": ("error.__context__ or error", "error"),
         "a capture that fails leaves its stream current": ("device), torch.cuda.stream(stream):", "device):"),
     },
-    ("amusd/models/self_test.py", "tests/models/test_quantization.py"): {
+    ("amusd/runner/self_test.py", "tests/models/test_quantization.py"): {
         "a model is tried with one number of rows": ("(_in_batches, _in_paths)), (several, (_in_batches,))", "()),"),
     },
-    ("amusd/models/detokenizer.py", "tests/models/test_text_of_tokens.py"): {
+    ("amusd/checkpoints/detokenizer.py", "tests/models/test_text_of_tokens.py"): {
         "a prompt ends in tokens without text, and those before them are forgotten": ("size *= 2\n", "break\n"),
         "the end of a prompt is given again": (
             "tokenizer.decode(self._window)[self._num_given :] if self._is_holding",
@@ -311,11 +311,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "reason = self",
         ),
     },
-    ("amusd/models/timed_dtype.py", "tests/models/test_timed_dtype.py"): {
+    ("amusd/checkpoints/timed_dtype.py", "tests/models/test_timed_dtype.py"): {
         "a later timing may change what was chosen": ("    dtype = _kept_in(file)\n", "    dtype = None\n"),
         "the last writer of a choice wins": ("return _kept_in(file) or dtype", "return dtype"),
     },
-    ("amusd/models/process_group.py", "tests/models/test_process_group.py"): {
+    ("amusd/runner/process_group.py", "tests/models/test_process_group.py"): {
         "an exchange begins though a rank is lost": (
             "        self.check()\n        try:\n            work",
             "        try:\n            work",
@@ -441,7 +441,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "what a cut prompt would have held is taken over": ("known[:-1][: self.cache.length]", "known[:-1]"),
     },
-    ("amusd/models/cached_model.py", "tests/models/test_captured.py"): {
+    ("amusd/runner/model_runner.py", "tests/models/test_captured.py"): {
         "a chunk of a prompt is written beside rows of other positions": ("cache.put_in_order()", "pass"),
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_gathering.py"): {

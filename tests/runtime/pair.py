@@ -13,6 +13,7 @@ from oracle import OracleDrafter
 from passes import forward
 from table_model import TableModel, TableTokenizer
 
+from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.child import Ended
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.drafters.base import Drafter, DrafterFactory
@@ -20,10 +21,9 @@ from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.errors import PeerLostError
-from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
-from amusd.models.tokenizer import Tokenizer
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import DraftRestart
@@ -151,7 +151,7 @@ class DraftThreads:
 
 @contextmanager
 def engine_of(
-    model: CachedModel,
+    model: ModelRunner,
     tokenizer: Tokenizer,
     factories: Factories,
     *,

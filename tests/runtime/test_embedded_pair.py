@@ -16,19 +16,19 @@ from oracle import OracleDrafter
 from runtime.pair import engine_of
 
 from amusd.answer import Generation
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.embedded_draft import load_embedded_draft
+from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
 from amusd.drafters.base import Drafter
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel
-from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.linear import fastest_dtype
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import Tokenizer, load_tokenizer
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 from amusd.types import Mode
 from amusd.workload import load_prompts
 
@@ -51,13 +51,13 @@ class UnevenOracle(OracleDrafter):
 
 
 @pytest.fixture(scope="module")
-def target(embedded_folder: Path) -> tuple[CachedModel, Tokenizer]:
+def target(embedded_folder: Path) -> tuple[ModelRunner, Tokenizer]:
     model = load_model(embedded_folder, OF_TARGET)
     return model, load_tokenizer(embedded_folder)
 
 
 @pytest.fixture(scope="module")
-def draft(embedded_folder: Path) -> CachedModel:
+def draft(embedded_folder: Path) -> ModelRunner:
     return load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
 
 
@@ -72,7 +72,7 @@ def answer(
 @pytest.mark.parametrize(("num_prompts", "num_tokens"), [(1, 24), pytest.param(16, 128, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
 def test_the_modes_agree_on_real_prompts_in_uneven_timing(
-    target: tuple[CachedModel, Tokenizer], num_prompts: int, num_tokens: int
+    target: tuple[ModelRunner, Tokenizer], num_prompts: int, num_tokens: int
 ) -> None:
     """Plain decoding first; then every speculative mode, with a fast link and lookup, and with everything uneven."""
     num_accepted = 0
@@ -98,7 +98,7 @@ def test_the_modes_agree_on_real_prompts_in_uneven_timing(
     "temperature", [0.7, *(pytest.param(other, marks=pytest.mark.long) for other in (0.0, 0.3, 1.0, 1.5))]
 )
 def test_sampled_answers_are_those_of_plain_decoding(
-    target: tuple[CachedModel, Tokenizer], draft: CachedModel, temperature: float
+    target: tuple[ModelRunner, Tokenizer], draft: ModelRunner, temperature: float
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
     drafters: dict[str, Callable[[], Drafter]] = {

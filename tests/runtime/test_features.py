@@ -125,7 +125,7 @@ def test_a_draft_that_replaces_another_gets_all_features_of_the_next_answer() ->
         text = ask(engine, PROMPT)
         drafts.lives[0].link.kill()
         while not engine.draft.num_restarts:
-            engine.turns.step()
+            engine.scheduler.step()
         ask(engine, text)
         assert {*range(len(text))} <= made[1].features.keys()
 

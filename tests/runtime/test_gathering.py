@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from amusd.models.cached_model import CachedModel
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 from amusd.protocol.messages import Message
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request
@@ -55,7 +55,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
 
     link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
     client = DraftClient(recorder, Connection(link, 1))
-    worker = TargetWorker(cast("CachedModel", model), recorder, client, len(times_ns))
+    worker = TargetWorker(cast("ModelRunner", model), recorder, client, len(times_ns))
     for time_ns in times_ns:
         policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)
         request = Request(prompt=(1,), max_length=9, policy=policy, drafter="none", max_silence_seconds=100.0)

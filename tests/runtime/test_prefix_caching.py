@@ -16,8 +16,8 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.model import ModelDrafter
 from amusd.engine import Engine
-from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
+from amusd.runner.model_runner import ModelRunner
 
 CHUNK = 16
 FIXED = Numerics(width=8, fixed=True, prefill_chunk=CHUNK, num_tracks=1)
@@ -39,12 +39,12 @@ def table_model() -> TableModel:
     return TableModel(VOCAB, seed=7, max_length=256, numerics=Numerics(WIDTH, fixed=False, num_tracks=3))
 
 
-def fixed_model() -> CachedModel:
+def fixed_model() -> ModelRunner:
     return lean_model(WEIGHTS, FIXED)
 
 
 @contextmanager
-def engine(model: CachedModel, *, max_num_seqs: int = 1, prefix_caching: bool = True) -> Iterator[Engine]:
+def engine(model: ModelRunner, *, max_num_seqs: int = 1, prefix_caching: bool = True) -> Iterator[Engine]:
     draft = lean_model(WEIGHTS, Numerics(width=16, fixed=False))
     drafters = {"draft": lambda: ModelDrafter(draft)}
     with engine_of(model, TableTokenizer(VOCAB), drafters, max_num_seqs=max_num_seqs) as (found, _):
@@ -114,7 +114,7 @@ def test_a_prompt_takes_the_cache_that_it_goes_on_with_and_else_the_least_recent
 def test_a_prompt_that_was_not_taken_in_to_its_end_is_taken_over_as_far_as_it_came() -> None:
     with engine(fixed_model(), max_num_seqs=2) as warm:
         answers = [warm.submit(prompt) for prompt in ((5,), SYSTEM)]
-        warm.turns.step()
+        warm.scheduler.step()
         for answer in answers:
             answer.cancel()
         assert cached(warm, SYSTEM) == CHUNK

@@ -9,18 +9,18 @@ import pytest
 from lines import logged
 from memory_link import memory_pair
 
+from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError, PeerError
-from amusd.models.cached_model import CachedModel
-from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import Hello
+from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.devices import link_devices
 from amusd.runtime.handshake import await_hello, failure_report
 from amusd.runtime.startup import connect_target, load_with_followers
 from amusd.tracing.recorder import Recorder
 
 
-def load(*_: object) -> tuple[CachedModel, Tokenizer]:
+def load(*_: object) -> tuple[ModelRunner, Tokenizer]:
     raise AssertionError("weights are loaded")
 
 

@@ -52,7 +52,7 @@ class Cache:
 
 
 class PrefixModel(TableModel):
-    """A `CachedModel` whose logits are a table over prefixes, filled as they are asked for."""
+    """A `ModelRunner` whose logits are a table over prefixes, filled as they are asked for."""
 
     def __init__(
         self,

@@ -13,9 +13,9 @@ from models.published_tokenizers import ids_of, sentencepiece_tokenizer
 from table_model import TableTokenizer
 
 from amusd.answer import Generation
+from amusd.checkpoints.detokenizer import IncrementalDecoder
+from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.config import SamplingParams
-from amusd.models.detokenizer import IncrementalDecoder
-from amusd.models.tokenizer import Tokenizer
 from amusd.serving import requests
 from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params
 from amusd.serving.responses import Writer, event

@@ -11,9 +11,9 @@ from runtime.pair import KeepingRecorder
 from serving.running import MODEL, Running, events, serving
 from table_model import TableModel
 
+from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.config import SamplingParams
 from amusd.engine import Engine
-from amusd.models.tokenizer import Tokenizer
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 

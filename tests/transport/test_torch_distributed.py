@@ -22,9 +22,9 @@ from transport.links import DEADLINE, NONCE, expect
 
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
-from amusd.models import process_group
-from amusd.models.meeting import Meeting
 from amusd.protocol.messages import Open, Verdict
+from amusd.runner import process_group
+from amusd.runner.rendezvous import Rendezvous
 from amusd.transport import torch_distributed
 from amusd.transport.factory import connect, listen
 from amusd.transport.torch_distributed import FORM_SECONDS, NCCL_SETTINGS, Bodies, TorchDistributedTransport
@@ -153,7 +153,7 @@ def test_groups_of_nccl_are_made_under_settings_by_which_a_lost_peer_ends_no_pro
     with mock.patch.dict(os.environ, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}):
         torch_distributed.device_bodies(None, 0, "cuda:0")
     with mock.patch.dict(os.environ):
-        process_group._make(Meeting("tcp://1.2.3.4:5", store=Mock()), 0, 2, "cuda:0", "nccl")
+        process_group._make(Rendezvous("tcp://1.2.3.4:5", store=Mock()), 0, 2, "cuda:0", "nccl")
     assert seen == [NCCL_SETTINGS] * 2
 
 

@@ -15,14 +15,14 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from torch import Tensor
 
+from amusd.checkpoints.building import prepared
+from amusd.checkpoints.configuration import ModelConfig
+from amusd.checkpoints.decoder_weights import load_decoder, weight_shapes
+from amusd.checkpoints.tokenizer import Tokenizer
+from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.config import ModelShape
-from amusd.models.building import prepared
-from amusd.models.cached_model import CachedModel
-from amusd.models.configuration import ModelConfig
-from amusd.models.decoder_weights import load_decoder, weight_shapes
-from amusd.models.load_options import LoadOptions, loaded_dtype
-from amusd.models.tokenizer import Tokenizer
-from amusd.models.vocabulary import EMBEDDING, HEAD
+from amusd.runner.load_options import LoadOptions, loaded_dtype
+from amusd.runner.model_runner import ModelRunner
 
 
 def _family(vocab_size: int, key_heads: int, positions: int, theta: float) -> Mapping[str, Any]:
@@ -58,7 +58,7 @@ def smaller(shape: ModelShape) -> ModelShape:
     return "smollm2-135m" if shape == "llama-1b" else "llama-1b"
 
 
-def load_synthetic(shape: ModelShape, options: LoadOptions) -> CachedModel:
+def load_synthetic(shape: ModelShape, options: LoadOptions) -> ModelRunner:
     """A model of this shape with random weights; each rank draws the whole model, then keeps its share.
 
     Raises `ConfigError` without that device, or when it is too small.
@@ -66,7 +66,7 @@ def load_synthetic(shape: ModelShape, options: LoadOptions) -> CachedModel:
     config = ModelConfig(**SHAPES[shape])
     with prepared(config, options) as max_length:
         weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=0)
-        return CachedModel(load_decoder(weights, config, options, max_length), options, max_length)
+        return ModelRunner(load_decoder(weights, config, options, max_length), options, max_length)
 
 
 def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:

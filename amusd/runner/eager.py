@@ -19,7 +19,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.passes import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, ModelOutput, Rows
-from amusd.models.row_counts import WIDTHS, RowCounts
+from amusd.runner.row_counts import WIDTHS, RowCounts
 from amusd.sampling.sampler import RowSampler
 
 _KEYS_STEP = 64

@@ -24,14 +24,14 @@ from torch import Tensor
 from amusd.errors import ConfigError, DeviceError
 from amusd.logs import logger
 from amusd.models.attention import causal_attention
-from amusd.models.graphs import Replay, Work, run_each_time, send
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, ModelOutput, Rows
-from amusd.models.pinned import CACHE, LAST_ROW, LENGTH, PATH, PassInputs, Pinned
+from amusd.runner.graphs import Replay, Work, run_each_time, send
+from amusd.runner.pass_buffer import CACHE, LAST_ROW, LENGTH, PATH, PassInputs, Pinned
 from amusd.sampling.sampler import RowSampler
 
 if TYPE_CHECKING:
-    from amusd.models.cached_model import CachedModel
+    from amusd.runner.model_runner import ModelRunner
 
 
 _NO_POSITION = -1  # a padded row: it sees nothing
@@ -54,7 +54,7 @@ class PassShape:
 class CapturedPasses:
     """Captured passes over the equally large caches of one memory."""
 
-    def __init__(self, model: CachedModel, caches: Sequence[KVCache]) -> None:
+    def __init__(self, model: ModelRunner, caches: Sequence[KVCache]) -> None:
         self._model = model
         self._memory, self._allocated = caches[0].memory, caches[0].allocated
         self._num_caches = number = len(caches)

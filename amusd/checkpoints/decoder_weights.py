@@ -10,16 +10,16 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
+from amusd.checkpoints.checkpoint import CONFIG
+from amusd.checkpoints.configuration import ModelConfig
+from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
-from amusd.models.checkpoint import CONFIG
-from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import Decoder, Layer, Norm, norm_on_cpu
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import add_and_norm
 from amusd.models.linear import INT8, Linear, Weights, make_linear, multiplies_fp16
-from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import Ranks, share, share_of_outputs
-from amusd.models.vocabulary import EMBEDDING, HEAD
+from amusd.runner.load_options import LoadOptions, loaded_dtype
 
 _VECTOR = 32
 """Most numbers in a CPU's vector: bfloat16 in 64 bytes."""

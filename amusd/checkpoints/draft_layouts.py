@@ -29,13 +29,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amusd.checkpoints.checkpoint import (
+    CONFIG,
+    OF_DRAFTERS,
+    find_checkpoint,
+    one_line_errors,
+    open_checkpoint,
+    read_json,
+)
+from amusd.checkpoints.configuration import MODEL_TYPES, ModelConfig, as_own, load_config
+from amusd.checkpoints.decoder_weights import fit_weights, weight_shapes
+from amusd.checkpoints.tokenizer import load_tokenizer, read_fingerprint
+from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
-from amusd.models.checkpoint import CONFIG, OF_DRAFTERS, find_checkpoint, one_line_errors, open_checkpoint, read_json
-from amusd.models.configuration import MODEL_TYPES, ModelConfig, as_own, load_config
-from amusd.models.decoder_weights import fit_weights, weight_shapes
 from amusd.models.features import INPUT_NORMS, FeatureSpec
-from amusd.models.tokenizer import load_tokenizer, read_fingerprint
-from amusd.models.vocabulary import EMBEDDING, HEAD
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 
@@ -164,7 +171,7 @@ def _canonical(name: str) -> str:
 
 
 def _layer_config(draft: PublishedDraft) -> ModelConfig:
-    from amusd.models.transformers_models import make_stock_config
+    from amusd.checkpoints.transformers_models import make_stock_config
 
     path, settings, weights, target = draft.path, draft.settings, draft.weights, draft.target
     sizes = dict(settings.get("transformer_layer_config", settings))

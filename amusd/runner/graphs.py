@@ -23,7 +23,7 @@ from amusd.errors import AmusdError, DeviceError, first_line
 Work = Callable[[], None]
 Replay = Callable[[], None]
 Capture = Callable[[Work], Replay]
-"""Turns work on fixed addresses into a function that repeats it."""
+"""Scheduler work on fixed addresses into a function that repeats it."""
 
 DEVICE_SECONDS = 60.0
 """Longest replay before the device counts as lost."""

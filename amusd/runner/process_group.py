@@ -37,8 +37,8 @@ import torch
 from torch import Tensor, distributed
 
 from amusd.errors import RankLostError, first_line
-from amusd.models.meeting import Meeting
 from amusd.models.sharding import Ranks, share
+from amusd.runner.rendezvous import Rendezvous
 from amusd.transport.torch_distributed import Backend, break_gloo, file_store, gloo_group, nccl_group
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend
 class ProcessGroup(Ranks):
     """A rank that exchanges tensors with the others, once they have met; links to them tell it of their loss."""
 
-    def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend = "gloo") -> None:
+    def __init__(self, rank: int, size: int, meeting: Rendezvous, backend: Backend = "gloo") -> None:
         super().__init__(rank, size)
         from torch.distributed import distributed_c10d as c10d
 
@@ -208,7 +208,7 @@ class ProcessGroup(Ranks):
             raise self._reason(lost) from None
 
 
-def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> Any:
+def _make(meeting: Rendezvous, rank: int, size: int, device: str, backend: Backend) -> Any:
     store = file_store(Path(meeting.address), size) if meeting.store is None else meeting.store
     if backend == "nccl":
         return nccl_group(store, rank, size, device, distributed.ProcessGroupNCCL.Options(), _WATCHDOG_SECONDS)

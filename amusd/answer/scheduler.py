@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CLOSED = "the engine is closed: launch another one"
 
 
-class Turns:
+class Scheduler:
     """Has a worker compute answers in the order in which they were queued, as many at a time as it takes.
 
     A waiting thread computes the next step of all answers at work, so a slow reader holds up no other. Unreferenced

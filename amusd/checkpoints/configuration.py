@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 from amusd.errors import ConfigError
-from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 PLAIN = "amusd"
@@ -44,7 +44,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
         if PLAIN in settings and model_impl != "transformers":
             config: Any = ModelConfig(**settings)
         else:
-            from amusd.models.transformers_models import load_stock_config
+            from amusd.checkpoints.transformers_models import load_stock_config
 
             stock = load_stock_config(folder)
             own = as_own(stock)  # which checks it for both implementations

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from amusd.errors import PeerProtocolError
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.passes import Command, Forward
+from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.sampler import Level, samplers_of
 
 
@@ -48,7 +48,7 @@ def command_encoder() -> Callable[[Command, Level | None], bytes]:
     return encode
 
 
-def follow(model: CachedModel, frames: Iterable[bytes]) -> None:
+def follow(model: ModelRunner, frames: Iterable[bytes]) -> None:
     """Follow every command on this rank's part of the model.
 
     Raises `PeerProtocolError` for a malformed one, `PeerError` if another rank is lost.

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amusd.checkpoints.checkpoint import CONFIG, one_line_errors, open_checkpoint, refuse_unread
+from amusd.checkpoints.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
+from amusd.checkpoints.decoder_weights import bias_shapes, fit_weights, load_decoder, weight_shapes
+from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 from amusd.errors import ConfigError, first_line
 from amusd.logs import logger
-from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint, refuse_unread
-from amusd.models.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
-from amusd.models.decoder_weights import bias_shapes, fit_weights, load_decoder, weight_shapes
 from amusd.models.linear import INT8, why_not_int8
-from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.network import Network
 from amusd.models.row_attention import try_triton
-from amusd.models.self_test import measure_width_invariance
-from amusd.models.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
+from amusd.runner.load_options import LoadOptions, loaded_dtype
+from amusd.runner.model_runner import ModelRunner
+from amusd.runner.self_test import measure_width_invariance
 
 _ADVICE = "a smaller model, or a lower max_model_len or max_num_seqs, needs less"
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -36,7 +36,7 @@ def load_model(
     options: LoadOptions,
     shared: SharedVocabulary | None = None,
     num_layers: int | None = None,
-) -> CachedModel:
+) -> ModelRunner:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
     `shared`: for a draft that must read its target's ids. A promise that transformers' layers break is logged.
@@ -45,7 +45,7 @@ def load_model(
     config = load_config(path, num_layers, options.model_impl)
     with one_line_errors(path), prepared(config, options) as max_length:
         network = _load_network(path, config, options, shared, max_length)
-        model = CachedModel(network, options, max_length, None if shared is None else shared.output_ids)
+        model = ModelRunner(network, options, max_length, None if shared is None else shared.output_ids)
     if isinstance(config, ModelConfig):
         return model
     with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
@@ -68,7 +68,7 @@ def _load_network(
             if shared is not None:
                 adopt_vocabulary(weights, shared)
         else:
-            from amusd.models.transformers_models import HuggingFaceNetwork, load_stock
+            from amusd.checkpoints.transformers_models import HuggingFaceNetwork, load_stock
 
             stock = load_stock(path, config, options, shared)
     del stored  # which would keep in memory what the network has copied

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from amusd.models.features import FeatureSpec
-from amusd.models.graphs import Capture
 from amusd.models.linear import INT8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
+from amusd.runner.graphs import Capture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

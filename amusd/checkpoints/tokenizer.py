@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import msgspec
 from tokenizers import Tokenizer as Backend
 
+from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
+from amusd.checkpoints.configuration import PLAIN, load_config
+from amusd.checkpoints.vocabulary import TokenText
 from amusd.errors import ConfigError, ContextLengthError
 from amusd.files import TOKENIZER
-from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
-from amusd.models.configuration import PLAIN, load_config
-from amusd.models.vocabulary import TokenText
 
 _GENERATION = "generation_config.json"
 _METASPACE = "\u2581"
@@ -29,7 +29,7 @@ _COMPOSED = 4
 """Most characters that Unicode's normal forms join to one."""
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
-"""Turns with `role` and `content`, and what else the chat template knows."""
+"""Scheduler with `role` and `content`, and what else the chat template knows."""
 Prompt: TypeAlias = str | Sequence[int] | Conversation
 """The user's message, a conversation, or token ids."""
 
@@ -159,7 +159,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if is_plain:
             backend, special_tokens, template = _read_plainly(folder)
         else:
-            from amusd.models.transformers_models import load_stock_tokenizer
+            from amusd.checkpoints.transformers_models import load_stock_tokenizer
 
             backend, special_tokens, template = load_stock_tokenizer(folder)
         num_tokens = backend.get_vocab_size(with_added_tokens=False)

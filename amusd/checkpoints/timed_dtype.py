@@ -71,9 +71,9 @@ def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
     """
     import torch
 
-    from amusd.models.checkpoint import open_checkpoint
+    from amusd.checkpoints.checkpoint import open_checkpoint
+    from amusd.checkpoints.loading import model_path
     from amusd.models.linear import Weights, can_multiply_bfloat16, fits_fp16, make_linear, multiplies_fp16
-    from amusd.models.loading import model_path
 
     layers: list[Weights] = []
     for name, matrix in open_checkpoint(model_path(target)).items():

@@ -22,18 +22,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from amusd.checkpoints.building import prepared
+from amusd.checkpoints.checkpoint import one_line_errors
+from amusd.checkpoints.decoder_weights import load_decoder, load_linear, load_norm
+from amusd.checkpoints.draft_layouts import DFLASH, MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, attend_masked
-from amusd.models.building import prepared
-from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import one_line_errors
 from amusd.models.decoder import Decoder, Norm
-from amusd.models.decoder_weights import load_decoder, load_linear, load_norm
-from amusd.models.draft_layouts import DFLASH, MEDUSA, PublishedDraft, medusa_heads, read_published
-from amusd.models.graphs import send
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
-from amusd.models.load_options import LoadOptions, loaded_dtype
+from amusd.runner.graphs import send
+from amusd.runner.load_options import LoadOptions, loaded_dtype
+from amusd.runner.model_runner import ModelRunner
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
 
@@ -204,7 +204,7 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
 
 def load_published(
     path: str | Path, target_path: str | Path, options: LoadOptions, kind: str
-) -> CachedModel | BlockModel:
+) -> ModelRunner | BlockModel:
     """Load an `eagle`, `medusa` or `dflash` drafter from a folder or hub name, for the target in `target_path`.
 
     Raises as `read_published` and `load_model`.
@@ -226,7 +226,7 @@ def load_published(
             norm_before_residual=settings.get("norm_before_residual", False),
             norm_output=settings.get("norm_output", False),
         )
-        return CachedModel(eagle, options, max_length, draft.output_ids)
+        return ModelRunner(eagle, options, max_length, draft.output_ids)
 
 
 def _load_medusa(draft: PublishedDraft, options: LoadOptions) -> MedusaModel:

@@ -13,7 +13,7 @@ from amusd.errors import RankLostError
 LOOPBACK = "127.0.0.1"
 
 
-class Meeting:
+class Rendezvous:
     """What a rank knows of the others before they are linked; for several threads."""
 
     def __init__(

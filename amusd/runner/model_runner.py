@@ -2,13 +2,13 @@
 
 The steps of a forward pass, in order:
 
-    CachedModel.run       checks each sequence's `Rows`, and gives the rows of paths their slots
+    ModelRunner.run       checks each sequence's `Rows`, and gives the rows of paths their slots
     Ranks.announce        tells the other ranks to compute the same pass (`rank_commands.py`)
     EagerPasses.run       on a CPU: joins and pads the rows, and masks what a row must not see
     CapturedPasses.run    on a GPU: copies the rows to fixed addresses, and replays a graph, which also samples
     Network               computes logits: each layer writes keys and values to `KVMemory`, then calls `Attention`
     ModelOutput           holds one sequence's logits, and the columns that a graph sampled
-    KVCache.advance       counts the rows of a chain; after paths, `CachedModel.keep` says which rows count
+    KVCache.advance       counts the rows of a chain; after paths, `ModelRunner.keep` says which rows count
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import torch
 from torch import Tensor
 
 from amusd.errors import DeviceError, RankLostError
-from amusd.models.captured import CapturedPasses
-from amusd.models.eager import EagerPasses
-from amusd.models.fallback import find_way
-from amusd.models.graphs import send, wait_for
 from amusd.models.kv_cache import KVCache, KVMemory
-from amusd.models.load_options import LoadOptions
 from amusd.models.network import Network
 from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
+from amusd.runner.captured import CapturedPasses
+from amusd.runner.eager import EagerPasses
+from amusd.runner.fallback import find_way
+from amusd.runner.graphs import send, wait_for
+from amusd.runner.load_options import LoadOptions
 from amusd.sampling.sampler import RowSampler
 
 
 @dataclass(eq=False, repr=False)
-class CachedModel:
+class ModelRunner:
     """A network under a rule for its passes, made by `load_model`. For one thread."""
 
     network: Network
@@ -226,7 +226,7 @@ class CachedModel:
         return replace(rows, paths=paths)
 
 
-def extend(model: CachedModel, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
+def extend(model: ModelRunner, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
     """Take in `token_ids` and choose `num_tokens` tokens greedily; the last is not taken in."""
     chosen: list[int] = []
     while len(chosen) < num_tokens:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
+from amusd.runner.model_runner import ModelRunner
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 NEIGHBOURS = (1, 5)
@@ -18,7 +18,7 @@ NEIGHBOURS = (1, 5)
 
 
 def measure_width_invariance(
-    model: CachedModel, prompt: Sequence[int], num_tokens: int, num_caches: int = 1 + len(NEIGHBOURS)
+    model: ModelRunner, prompt: Sequence[int], num_tokens: int, num_caches: int = 1 + len(NEIGHBOURS)
 ) -> list[float]:
     """Largest difference of a row's logits between passes of one token and of more; 0: none.
 
@@ -43,7 +43,7 @@ def measure_width_invariance(
     return found
 
 
-def _in_paths(model: CachedModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
+def _in_paths(model: ModelRunner, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
     """Position and logits [vocab] from passes that hold the next token after others, on the lower tracks."""
     found, cache = [], caches[0]
     while (start := cache.length) < len(tokens):
@@ -59,7 +59,7 @@ def _in_paths(model: CachedModel, tokens: Sequence[int], caches: Sequence[KVCach
     return found
 
 
-def _in_batches(model: CachedModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
+def _in_batches(model: ModelRunner, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
     """Position and logits [vocab] from passes of ragged blocks, at changing places among the other sequences."""
     found: list[tuple[int, Tensor]] = []
     lengths, places, start = itertools.cycle(BLOCK_LENGTHS), itertools.count(), caches[0].length

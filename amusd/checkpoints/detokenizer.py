@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amusd.models.tokenizer import Tokenizer
+from amusd.checkpoints.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 4  # tokens of a prompt that are decoded at least

@@ -15,14 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from amusd.errors import AmusdError, first_line
 from amusd.logs import logger
-from amusd.models.graphs import run_each_time, send
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
+from amusd.runner.graphs import run_each_time, send
 from amusd.sampling.noise import codes_of
 from amusd.sampling.noisy_scores import Triton, noisy_scores, without_triton
 
 if TYPE_CHECKING:
-    from amusd.models.cached_model import CachedModel
+    from amusd.runner.model_runner import ModelRunner
 
 
 _PROMPT_LENGTH = 70
@@ -31,7 +31,7 @@ _LEAST_LIMIT, _LIMIT_IN_EPSILONS = 0.01, 32
 """Largest difference: 0.25 in bfloat16, where rounding makes 0.015 (random weights) to 0.05, defects 0.3 and more."""
 
 
-def find_way(model: CachedModel, cache: KVCache) -> str:
+def find_way(model: ModelRunner, cache: KVCache) -> str:
     """Leave out what fails or computes something else, and say so; returns the way in words.
 
     `cache` is empty before and after; the graphs that it captures stay. Raises `AmusdError` for a lost device.
@@ -72,7 +72,7 @@ def _leave_out_fused_attention() -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(enabled=False)
 
 
-def _compute(model: CachedModel, cache: KVCache, length: int) -> Tensor:
+def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
     """float32 [2, rows, vocab], logits of the last rows behind a prompt and samplers' noise, captured anew."""
     cache.truncate(0)
     model.wipe(cache)

@@ -8,25 +8,25 @@ from typing import Any
 
 import torch
 
+from amusd.checkpoints.building import load_model
+from amusd.checkpoints.checkpoint import one_line_errors
+from amusd.checkpoints.configuration import ModelConfig, check_supported, load_config
+from amusd.checkpoints.draft_layouts import read_published
+from amusd.checkpoints.draft_networks import BlockModel, load_published
+from amusd.checkpoints.embedded_draft import load_embedded_draft
+from amusd.checkpoints.embedded_target import DESCRIPTION, embedded_target_path
+from amusd.checkpoints.synthetic import SHAPES, SyntheticTokenizer, load_synthetic, smaller
+from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer
+from amusd.checkpoints.vocabulary import SharedVocabulary, share_ids, share_vocabulary
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
 from amusd.logs import logger
-from amusd.models.building import load_model
-from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import one_line_errors
-from amusd.models.configuration import ModelConfig, check_supported, load_config
-from amusd.models.draft_layouts import read_published
-from amusd.models.draft_networks import BlockModel, load_published
-from amusd.models.embedded_draft import load_embedded_draft
-from amusd.models.embedded_target import DESCRIPTION, embedded_target_path
-from amusd.models.graphs import Capture, graph_capture, run_each_time
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.synthetic import SHAPES, SyntheticTokenizer, load_synthetic, smaller
-from amusd.models.tokenizer import Tokenizer, load_tokenizer
-from amusd.models.vocabulary import SharedVocabulary, share_ids, share_vocabulary
+from amusd.runner.graphs import Capture, graph_capture, run_each_time
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 TOKENS_PER_REPLAY = 4
 """Most draft steps without the host, on GPUs with graphs."""
@@ -46,7 +46,7 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
     return graph_capture(torch.device(device)) if cuda_graphs else run_each_time
 
 
-def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tuple[CachedModel, Tokenizer]:
+def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tuple[ModelRunner, Tokenizer]:
     """Load the target's model and tokenizer. Raises `ConfigError` for a missing model or device.
 
     `ranks`: those that share the model.
@@ -116,7 +116,7 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 
 def load_draft_model(
     config: DrafterConfig, engine: EngineConfig, device: str
-) -> tuple[CachedModel | BlockModel, Tokenizer | None]:
+) -> tuple[ModelRunner | BlockModel, Tokenizer | None]:
     """The model of a drafter, or a cascade's middle one, and the tokenizer of its ids.
 
     None for random weights, which take any ids; the target's if it can be read and differs. Raises as `load_target`.

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from amusd.checkpoints.building import prepared
+from amusd.checkpoints.checkpoint import one_line_errors, write_checkpoint
+from amusd.checkpoints.configuration import ModelConfig, load_config
+from amusd.checkpoints.decoder_weights import fit_weights, load_decoder, weight_shapes
+from amusd.checkpoints.draft_layouts import target_weight
+from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, reduce_head
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
-from amusd.models.building import prepared
-from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import one_line_errors, write_checkpoint
-from amusd.models.configuration import ModelConfig, load_config
-from amusd.models.decoder_weights import fit_weights, load_decoder, weight_shapes
-from amusd.models.draft_layouts import target_weight
-from amusd.models.load_options import LoadOptions
-from amusd.models.vocabulary import EMBEDDING, HEAD, reduce_head
+from amusd.runner.load_options import LoadOptions
+from amusd.runner.model_runner import ModelRunner
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 VOCAB_SIZE = 8192
@@ -38,7 +38,7 @@ _FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 def load_embedded_draft(
     path: str | Path, options: LoadOptions, *, vocab_size: int = VOCAB_SIZE, draft_file: Path = DRAFT_FILE
-) -> CachedModel:
+) -> ModelRunner:
     """Load the draft for the target in `path`, with a head of its `vocab_size` most frequent tokens.
 
     Raises `ConfigError` if its file is damaged, and as `load_model`.
@@ -49,7 +49,7 @@ def load_embedded_draft(
     with prepared(config, options) as max_length:
         weights = _with_ends(path, draft, config)
         reduce_head(weights, output_ids)
-        return CachedModel(load_decoder(weights, config, options, max_length), options, max_length, output_ids)
+        return ModelRunner(load_decoder(weights, config, options, max_length), options, max_length, output_ids)
 
 
 def export_draft(target: Path, folder: Path) -> None:
