@@ -32,7 +32,7 @@ from amusd.logs import logger
 from amusd.policies.factory import check_sampling, choose_policy, choose_schedule, policy_name
 from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.devices import device_of
-from amusd.runtime.draft_restart import DraftSource
+from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.startup import connect_target
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
@@ -59,7 +59,6 @@ class Engine:
     tokenizer: Tokenizer
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
-    drafts: DraftSource | None = None
     meeting: Rendezvous | None = None
     """Where the target's ranks meet, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
@@ -102,7 +101,7 @@ class Engine:
         *,
         meeting: Rendezvous | None = None,
     ) -> Self:
-        """Load the target here; `drafts` starts drafts; `meeting`: where the other ranks connect.
+        """Load the target here; `drafts`: the source of its drafts; `meeting`: where the other ranks connect.
 
         Draft and ranks are stopped with the engine, also if making it fails.
         """
@@ -114,12 +113,12 @@ class Engine:
             config = settle_dtype(config, device_of(config, "target"))
             worker, tokenizer = connect_target(config, drafts, recorder, others, meeting=meeting)
             drafters = [drafter.kind for drafter in config.drafters]
-            return cls(worker, tokenizer, drafters, drafts, meeting, others.pop_all())
+            return cls(worker, tokenizer, drafters, meeting, others.pop_all())
 
     @property
     def draft_pid(self) -> int | None:
-        """Process id of a draft on this machine."""
-        return None if self.drafts is None else self.drafts.pid
+        """Process id of the newest draft, if it is on this machine."""
+        return self.draft.pid
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too

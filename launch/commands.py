@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, Command] = {
         "stream one answer to the terminal, or answer a file of prompts into a file", needs_prompts=True
     ),
     "serve": Command("answer over HTTP as OpenAI's servers do, and in a browser, until a signal", has_result=False),
+    "draft": Command("draft for targets elsewhere until a signal", has_result=False, has_folder=False),
     "compare": Command("all modes on the same prompts, in one table", needs_prompts=True),
     "simulate": Command("what each mode would gain, from given times or those of a run", computes=False),
     "bench": Command("what one pass, one draft step and one message cost here, beside their floors"),

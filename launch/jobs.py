@@ -158,8 +158,7 @@ class Jobs:
         if self._engine is None:
             self._engine = self._running.enter_context(self._make_engine(wanted, events))
             self._config = wanted
-            if (restart := self._engine.draft.draft_restart) is not None:
-                restart.on_met = self._record
+            self._engine.draft.on_met = self._record
         self._engine.worker.begin_run(number or 0)
         self._record()
         logger.info(f"run directory: {self._directory}")
@@ -167,7 +166,7 @@ class Jobs:
 
     def _make_pair(self, wanted: EngineConfig, events: str | None) -> Engine:
         pin_to(set(self._cores))
-        settled, drafts, meeting = start_workers(wanted, events=events)
+        settled, drafts, meeting = start_workers(wanted)
         if set(settled.hardware.devices) == {"cpu"}:
             pin_rank(settled, "target", self._cores)
         from amusd.engine import Engine

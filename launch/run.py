@@ -2,12 +2,12 @@
 
 Arguments and exit codes are those of `amusd`; `generate` is the default command.
 
-Ranks 0 to T-1 are the target's. The last rank starts a draft whenever rank 0 asks for one.
+Ranks 0 to T-1 are the target's. The last rank looks after the draft, to which rank 0 connects.
 
 The ranks find each other through torchrun's store. It holds the address of rank 0, which on one machine is a private
-folder of socket files; with several machines it also holds the device of each rank. Anybody who reaches the store's
-port can read and write it, so it holds no secret and nothing that is executed. All else goes over ZeroMQ
-(`numbered_link`).
+folder of socket files; with several machines it also holds the device of each rank and the address of the draft.
+Anybody who reaches the store's port can read and write it, so it holds no secret and nothing that is executed. Keys
+prove who is at an address.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ import stat
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
-
-import msgspec
 
 from amusd.logs import logger
 
@@ -37,20 +35,19 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
     __package__ = _folder.name
     __import__(__package__)
 
-from amusd.child import Ended
 from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.files import make_socket_folder
 from amusd.huge_pages import restart_with_huge_pages
 from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices, warn_of_sharing
+from amusd.runtime.devices import check_devices, count_gpus, devices_of, link_devices, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.workers import check_workers
 from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, check_address, is_loopback
-from amusd.transport.factory import numbered_link
-from amusd.transport.zeromq import ZeroMQTransport
+from amusd.transport.factory import address_in
 
 from .compose import compose_config
 from .environment import set_environment
@@ -65,7 +62,6 @@ STORE_SECONDS = 60.0
 """Longest wait for the store, and for a value that another rank puts there."""
 ADDRESS = "address"
 """Key in the store of the address at which rank 0 waits for the others; the value is empty if there is no work."""
-LOOK_SECONDS = 0.02
 
 
 class RankInfo(NamedTuple):
@@ -144,7 +140,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) -> int:
-    """Be a rank of the target, or the one that starts drafts; return the exit code. `stack` ends with it."""
+    """Be a rank of the target, or the one with the draft; return the exit code. `stack` ends with it."""
     from torch.distributed import rendezvous  # type: ignore[attr-defined]  # missing in __all__
 
     cores = allowed_cores()
@@ -165,14 +161,11 @@ def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) 
 
         run_follower(engine, own.rank, meeting)
         return 0
-    if own.rank == last and not engine.drafters:
-        return 0
-    link = numbered_link(config.transport, meeting.address, last, "draft", listens=own.rank == 0)
-    stack.callback(link.close)
     if own.rank == last:
-        start_drafts(engine, link)
-        return 0
-    code = _run_target(command, config, meeting, link, store)
+        if not engine.drafters or engine.draft_address:
+            return 0
+        return DraftProcess(engine, draft_address(engine, meeting), is_own=True).keep(lambda: not store.get(ADDRESS))
+    code = _run_target(command, config, meeting, store)
     store.set(ADDRESS, "")
     return code
 
@@ -195,15 +188,16 @@ def _meet_apart(store: Any, config: RunConfig, own: RankInfo) -> tuple[RunConfig
     if is_loopback(host):
         found = f"leads to {host} on the machine of rank {own.rank}, where no other machine comes (see /etc/hosts)"
         raise ConfigError(f"transport.address={address}: {found}; write the first machine's address in the network")
-    if own.rank == 0:  # which listens there
-        address = f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(address).port}"  # libzmq binds to no names
+    here = f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(address).port}"  # libzmq binds to no names
     device = own_device(config, own)
     check_devices([device])
-    store.set(f"device/{own.rank}", device)
+    for key, value in (("device", device), ("address", here)):
+        store.set(f"{key}/{own.rank}", value)
     devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
+    first, last = (store.get(f"address/{rank}").decode() for rank in (0, own.size - 1))
     hardware = dataclasses.replace(config.hardware, devices=tuple(devices))
-    transport = dataclasses.replace(config.transport, address=address)
-    return dataclasses.replace(config, hardware=hardware, transport=transport), Rendezvous(address, host, store)
+    transport = dataclasses.replace(config.transport, address=last)  # where the draft listens
+    return dataclasses.replace(config, hardware=hardware, transport=transport), Rendezvous(first, host, store)
 
 
 def own_device(config: RunConfig, own: RankInfo) -> str:
@@ -214,73 +208,22 @@ def own_device(config: RunConfig, own: RankInfo) -> str:
     return f"cuda:{own.local_rank % num_gpus}" if num_gpus else "cpu"
 
 
-def _run_target(command: str, config: RunConfig, meeting: Rendezvous, link: ZeroMQTransport, store: Any) -> int:
+def _run_target(command: str, config: RunConfig, meeting: Rendezvous, store: Any) -> int:
     def make_engine(wanted: EngineConfig, events: str | None) -> Engine:
         from amusd.engine import Engine
 
         store.set(ADDRESS, meeting.address)
-        events_there = events if meeting.store is None else None
-        drafts = DraftElsewhere(link) if wanted.drafters else None
-        if drafts is not None:
-            drafts.meet(events_there, wanted.startup_timeout_seconds)
+        drafts = DraftSource(wanted, draft_address(wanted, meeting)) if wanted.drafters else None
         return Engine.connect(wanted, drafts, Recorder("target", events), meeting=meeting)
 
     with closing(Jobs(command, make_engine)) as jobs:
         return jobs.run(config)
 
 
-@dataclasses.dataclass(eq=False)
-class DraftElsewhere:
-    """Drafts that the last rank starts, at the other end of `link` (`start_drafts`). Satisfies `DraftSource`."""
-
-    link: ZeroMQTransport
-    _end: Ended | None = None
-    """How the present draft ended, once it is known."""
-    pid = None
-
-    def meet(self, events: str | None, timeout_seconds: float) -> None:
-        """Wait for the last rank, and tell it the `events` of its drafts' `Recorder`. Raises `PeerLostError`."""
-        if self.link.receive_frame(timeout_seconds) is None:
-            raise PeerLostError(f"the last rank, which starts the draft, did not come in {timeout_seconds:g} s")
-        self.link.send_frame(msgspec.msgpack.encode(events))
-
-    def tell(self, incarnation: int, address: str, nonce: int) -> None:
-        """See `DraftSource`."""
-        self._end = None
-        self.link.send_frame(msgspec.msgpack.encode((incarnation, address, nonce)))
-
-    def ending(self, timeout: float, /) -> Ended | None:
-        """See `DraftSource`."""
-        if self._end is None and (frame := self.link.receive_frame(timeout)) is not None:
-            self._end = msgspec.msgpack.decode(frame, type=Ended)
-        return self._end
-
-    def dismiss(self) -> None:
-        """See `DraftSource`."""
-        self.link.send_frame(msgspec.msgpack.encode(None))
-
-    def stop(self) -> None:
-        """See `DraftSource`."""
-        self.link.close()
-
-
-def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
-    """Start and end drafts for the `DraftElsewhere` at the other end of `link`, until it is gone."""
-    with ExitStack() as stack, suppress(PeerLostError):
-        link.send_frame(b"")  # the end that connects speaks first
-        if (frame := link.receive_frame(config.startup_timeout_seconds)) is None:
-            return
-        process = DraftProcess(config, events=msgspec.msgpack.decode(frame, type=str | None))
-        stack.callback(process.stop)
-        is_running = False
-        while True:
-            if (frame := link.receive_frame(LOOK_SECONDS)) is not None:
-                order = msgspec.msgpack.decode(frame, type=tuple[int, str, int] | None)
-                is_running = is_running or order is not None
-                process.dismiss() if order is None else process.tell(*order)
-            if is_running and (end := process.ending(0.0)) is not None:
-                is_running = False
-                link.send_frame(msgspec.msgpack.encode(end))
+def draft_address(config: EngineConfig, meeting: Rendezvous) -> str:
+    """Where the draft listens, by default the last rank's."""
+    named = config.draft_address or config.transport.address
+    return named or address_in(meeting.address, config.transport, link_devices(config))
 
 
 def main(arguments: Sequence[str]) -> int:

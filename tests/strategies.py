@@ -23,6 +23,7 @@ _OF_TYPE: dict[object, st.SearchStrategy[object]] = {
     m.Ids: st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple),
     m.SequenceIds: st.lists(nonces, max_size=5).map(tuple),
     m.Text: _texts,
+    m.Text | None: st.none() | _texts,
     m.Names: st.lists(_texts, max_size=5).map(tuple),
     m.DraftProbs: st.lists(st.binary(max_size=40), max_size=3).map(tuple),
     m.FeatureBytes: st.binary(max_size=40),
@@ -49,7 +50,9 @@ def _of(kind: type[m.Message]) -> st.SearchStrategy[m.Message]:
 messages: st.SearchStrategy[m.Message] = st.one_of(*map(_of, get_args(m.Message)))
 
 EXAMPLES: tuple[m.Message, ...] = (
-    m.Hello(1, "0f" * 32, ("embedded", "ngram", "ü")),
+    m.TargetHello(1, "0f" * 32, "out/{run}/events"),
+    m.DraftHello(1, "0f" * 32, ("embedded", "ngram", "ü"), 4711),
+    m.Ready(),
     m.Open(
         7, 1, (1, 2, 2**31 - 1), 2048, "x", 16, 1, (3, 4), Distribution(logit_bias=((3, -1.0),)), 3, 8, 6, (5, 7, 8)
     ),
@@ -57,6 +60,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
     m.Close(7, (5, 8)),
     m.Progress(7, 40, 80, 3, 10**9, 2 * 10**9),
+    m.Refused(7),
     m.Failed("ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),
     m.Features(7, 1, 10, 12, bytes.fromhex("803f0040 0000c0bf")),

@@ -69,7 +69,8 @@ def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_
     canary = pickle.dumps(Canary(tmp_path / "canary"))
     arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=40"]
     if link == "tcp":
-        arguments.append("transport.address=tcp://127.0.0.1:0")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            arguments.append(f"transport.address=tcp://127.0.0.1:{free.getsockname()[1]}")
     if link == "ranks":
         arguments.append("target_tensor_parallel_size=2")
     command, pipe = amusd_command("generate", *arguments), subprocess.PIPE

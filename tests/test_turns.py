@@ -93,7 +93,7 @@ def test_an_engine_can_be_closed_while_another_thread_generates() -> None:
     assert isinstance(found, StateError)
     assert str(found) == "the engine is closed: launch another one"
     assert nothing is None
-    assert draft.error is None
+    assert not draft.code
 
 
 def test_nobody_can_ask_from_within_a_pass() -> None:
@@ -125,7 +125,7 @@ def test_an_interruption_ends_the_answer_and_not_the_engine() -> None:
         with pytest.raises(StateError, match="interrupted"):
             next(stream)
         assert engine.generate(PROMPT, params(20), decoding=SCHEDULE).token_ids == answer_of(20)
-    assert draft.error is None
+    assert not draft.code
 
 
 def test_an_error_is_raised_where_its_own_answer_is_read() -> None:
@@ -154,4 +154,4 @@ def test_a_fork_leaves_the_engine_to_its_parent(monkeypatch: pytest.MonkeyPatch)
                 engine.generate(PROMPT)
             engine.close()
         assert [token.token_id for token in stream] == list(answer_of(40)[1:])
-    assert draft.error is None
+    assert not draft.code

@@ -20,8 +20,7 @@ from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Features, Message, Verdict
 from amusd.runtime.cores import pin_to
 from amusd.settings import from_mapping, to_mapping
-from amusd.transport.base import Transport
-from amusd.transport.factory import connect, listen
+from amusd.transport.factory import connect, listen, meeting_place
 
 ANSWER_SECONDS = 30.0
 READY_SECONDS = 60.0
@@ -54,7 +53,11 @@ def measure_one_way(
             raise PeerLostError(f"no message came within {ANSWER_SECONDS:g} seconds")
 
     times = []
-    with closing(listen(config, _NONCE)) as link, _started("answer", cores, to_mapping(config), link.address):
+    with (
+        meeting_place(config) as place,
+        closing(listen(config, place, _NONCE)) as link,
+        _started("answer", cores, to_mapping(config), link.address),
+    ):
         wait()
         for _ in range(NUM_WARM_UP_EXCHANGES + num_messages):
             begin = time.perf_counter_ns()
@@ -109,7 +112,8 @@ def main() -> None:
 
 def _answer(config: dict[str, Any], address: str) -> None:
     with suppress(PeerLostError):
-        link: Transport = connect(from_mapping(TransportConfig, config), address, _NONCE)
+        link = connect(from_mapping(TransportConfig, config), address, _NONCE)
+        assert link is not None, "the parent listens"
         link.send(_VERDICT)
         while (message := link.receive(ANSWER_SECONDS)) is not None:
             link.send(_VERDICT if isinstance(message, Candidate) else message)

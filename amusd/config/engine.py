@@ -44,6 +44,7 @@ _OF_ONE_KIND = {
     "shape": "synthetic",
 }
 _Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
+Address: TypeAlias = Annotated[str, Meta(pattern=r"^(tcp://.+:[0-9]+|ipc://.+)\Z", description="tcp://HOST:PORT")]
 MAX_TOKENS = 1 << 20
 """Tokens that a message can carry."""
 Length: TypeAlias = Annotated[int, Meta(ge=2, le=MAX_TOKENS)]
@@ -105,6 +106,8 @@ class DrafterConfig(Settings):
     factory: str | None = None
     """`custom`: what makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    address: Address | None = None
+    """`tcp://HOST:PORT` of an `amusd draft`, which has the model; None: a process is started for it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +119,7 @@ class DrafterConfig(Settings):
         self.require(not has_no_model, "inner", "allowed: ngram, embedded, or a folder or hub name of a checkpoint")
         if self.kind == "auto":
             return
-        fits = bool(self.model) == self.can.checkpoint or self.kind == "cascade"
+        fits = bool(self.model) == self.can.checkpoint or self.kind == "cascade" or self.is_elsewhere
         wanted = "required" if self.can.checkpoint else f"only allowed with {', '.join(kinds_with('checkpoint'))}, not"
         self.require(fits, "model", f"{wanted} with drafter={self.kind}")
         for name, kind in _OF_ONE_KIND.items():
@@ -135,6 +138,11 @@ class DrafterConfig(Settings):
     def can(self) -> Capabilities:
         """The abilities of its kind."""
         return CAPABILITIES[self.kind]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the target need not know its model."""
+        return self.address is not None and not self.can.needs_features
 
     @property
     def stages(self) -> tuple[DrafterConfig, ...]:
@@ -157,11 +165,11 @@ class TransportConfig(Settings):
     kind: Literal["auto", "shared_memory", "zeromq", "gloo", "nccl"] = "auto"
     """`auto`: `zeromq` with an address, else `shared_memory` where it works, else `zeromq` locally."""
     address: Text | None = None
-    """`ipc://PATH` or `tcp://HOST:PORT`; None: a private one. The target binds it, the draft connects."""
+    """`ipc://PATH` or `tcp://HOST:PORT`; None: a private one. The draft listens there, the target connects."""
     insecure: bool = False
     """Allow an address beyond this machine, unencrypted and unauthenticated."""
     keys: Text | None = None
-    """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only owners of its keys."""
+    """A folder of `amusd keys FOLDER`: encrypt the link over TCP, and let in only owners of its keys."""
     delay_ms: Annotated[float, Meta(ge=0, le=10_000)] = 0.0
     """Delay of each message, to try distance on one machine."""
 
@@ -169,7 +177,6 @@ class TransportConfig(Settings):
         super().__post_init__()
         is_zeromq = self.kind in ("auto", "zeromq")
         self.require(not self.address or is_zeromq, "address", f"not with transport={self.kind}; allowed: null")
-        self.require(not (self.keys and not self.address), "keys", "protects the link at transport.address; name one")
         self.require(not (self.keys and self.insecure), "keys", "not with transport.insecure=true")
 
 
@@ -232,13 +239,22 @@ class EngineConfig(EngineKeys):
         self.hardware.require(not (shape and is_own), "synthetic", "not with target=hf, which has weights of its own")
         fitting = tuple(drafter.for_target(self.target, self.hardware) for drafter in self.drafters)
         object.__setattr__(self, "drafters", fitting)
+        has_address = self.transport.address is not None or self.draft_address is not None
+        named = "protects the link at transport.address, drafter.address or listen; name one"
+        self.transport.require(self.transport.keys is None or has_address, "keys", named)
         any_target, shapes = ", ".join(kinds_with("any_target")), ", ".join(get_args(ModelShape))
         for each in fitting:
+            each.require(each.address == self.draft_address, "address", "one for all drafters")
             each.require(not shape or each.can.any_target, "kind", f"with hardware.synthetic allowed: {any_target}")
             lacks_model = is_own and each.kind == "cascade" and each.model is None
             each.require(not lacks_model, "model", "required with drafter=cascade and target=hf")
             lacks_shape = is_own and each.kind == "synthetic" and each.shape is None
             each.require(not lacks_shape, "shape", f"required with target=hf; allowed: {shapes}")
+
+    @property
+    def draft_address(self) -> str | None:
+        """Where an `amusd draft` serves this target; None: it starts its own draft."""
+        return self.drafters[0].address if self.drafters else None
 
     @property
     def num_ranks(self) -> int:

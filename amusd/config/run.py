@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from amusd.config.capabilities import check_runs_ahead
 from amusd.config.commands import HIDDEN, CompareConfig, RayConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import DecodingConfig, SamplingParams
-from amusd.config.engine import MIN_VERIFY_WIDTH, DrafterConfig, DrafterKind, EngineConfig, EngineKeys, Length
+from amusd.config.engine import MIN_VERIFY_WIDTH, Address, DrafterConfig, DrafterKind, EngineConfig, EngineKeys, Length
 from amusd.errors import ConfigError
 from amusd.settings import Amount, PositiveAmount, Share
 
@@ -26,6 +26,8 @@ class RunConfig(DecodingConfig, EngineKeys):
     """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file of JSON lines, and
     go on with it if it exists.
     """
+    listen: Address | None = None
+    """`draft`: `tcp://HOST:PORT` where targets come that say it as `drafter.address`."""
     output: Literal["text", "json"] = "text"
     run_dir: str | None = None
     """The folder of the run's files; None: `runs/<date>-<short hash>`."""
@@ -85,6 +87,8 @@ class RunConfig(DecodingConfig, EngineKeys):
         """The engine for `command`, with room for all blocks and answers that it needs at once."""
         has_ranks = command != "bench" or self.target_tensor_parallel_size == 1
         self.require(has_ranks, "target_tensor_parallel_size", "`amusd bench` measures one process a role; allowed: 1")
+        is_right = (command == "draft") == (self.listen is not None)
+        self.require(is_right, "listen", "required with `amusd draft`, and only there")
         if command == "compare":
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
@@ -116,6 +120,10 @@ class RunConfig(DecodingConfig, EngineKeys):
         self.require(self.accept is None or is_used, "accept", allowed)
         keys = {f.name: getattr(self, f.name) for f in dataclasses.fields(EngineKeys)}
         keys["max_num_seqs"] = max_num_seqs or self.max_num_seqs
+        if self.listen is not None:
+            devices = self.hardware.devices[-1:] * (self.target_tensor_parallel_size + 1)
+            keys["hardware"] = dataclasses.replace(self.hardware, devices=devices)
+            keys["transport"] = dataclasses.replace(self.transport, address=self.listen)
         return EngineConfig(**keys, drafters=tuple(map(self._drafter, names)), max_verify_width=width)
 
     def _drafter(self, name: str) -> DrafterConfig:
@@ -128,4 +136,5 @@ class RunConfig(DecodingConfig, EngineKeys):
         make = partial(dataclasses.replace, self.drafter) if kind == self.drafter.kind else DrafterConfig
         if kind == "synthetic" and self.accept is not None:
             given["accept"] = self.accept
+        given["address"] = self.drafter.address
         return make(kind=cast("DrafterKind", kind), **given)

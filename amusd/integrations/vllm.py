@@ -29,7 +29,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from amusd.checkpoints.tokenizer import load_tokenizer
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.config.engine import MAX_NUM_SEQS
 from amusd.errors import ConfigError
 from amusd.logs import warn_once
@@ -37,10 +37,9 @@ from amusd.protocol.messages import Open, Width
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices
 from amusd.runtime.draft_client import DraftClient, DraftedSequence
-from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.remote_drafter import LOOKAHEAD
-from amusd.runtime.startup import start_draft
-from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, from_mapping, shown
+from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, from_mapping, shown
 from amusd.tracing.recorder import Recorder
 
 FAN_OUT = 8
@@ -62,6 +61,8 @@ class ProposerConfig(Settings):
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     """As of `amusd`: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... One that reads no hidden states."""
+    keys: Text | None = None
+    """Folder of `amusd keys FOLDER`, for a drafter with an `address` on another machine."""
     device: str | None = None
     """The draft's device, as vLLM's process counts them; None: the GPU behind vLLM's, or on CPUs `cpu`."""
     cores: tuple[CountFromZero, ...] = ()
@@ -84,7 +85,8 @@ class ProposerConfig(Settings):
         model, ranks = vllm_config.model_config, vllm_config.parallel_config.world_size
         is_on_gpu = vllm_config.device_config.device_type == "cuda"
         device = self.device or (f"cuda:{ranks}" if is_on_gpu else "cpu")
-        check_devices([device])
+        if self.drafter.address is None:
+            check_devices([device])
         is_named = self.drafter.kind not in ("auto", "synthetic")
         self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
         for part in self.drafter.stages:
@@ -92,6 +94,7 @@ class ProposerConfig(Settings):
         return EngineConfig(
             target=TargetConfig(kind="hf", model=model.model),
             drafters=(self.drafter,),
+            transport=TransportConfig(keys=self.keys),
             hardware=HardwareConfig(devices=("cpu", device), num_threads=max(1, len(self.cores))),
             max_model_len=model.max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -248,15 +251,16 @@ class AsyncProposer:
         engine = settings.engine(vllm_config)
         fingerprint = load_tokenizer(vllm_config.model_config.model).fingerprint
         with ExitStack() as running:
-            drafts = start_draft(engine, DraftProcess(engine, cores=settings.cores), running)
+            source = DraftSource(engine, engine.draft_address, settings.cores)
+            connection = Connection.to(source, engine, running)
+            connection.await_first(fingerprint, [settings.drafter.kind])
             self.batch = Batch(
-                DraftClient(Recorder("target"), Connection(*drafts.first(fingerprint), drafts)),
+                DraftClient(Recorder("target"), connection, hello_seconds=0.0),
                 settings,
                 vllm_config.model_config.get_vocab_size(),
                 engine.max_model_len,
                 vllm_config.speculative_config.num_speculative_tokens,
             )
-            running.callback(self.batch.connection.shut_down)
             self._running = running.pop_all()
 
     def load_model(self, model: Any) -> None:

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from amusd.config import GREEDY, MAX_FAN_OUT, Distribution
 from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
@@ -46,15 +46,32 @@ class _Message(Struct, frozen=True, array_like=True, gc=False):
     """In a frame: a list of its tag and its fields, in their order."""
 
 
-class Hello(_Message, frozen=True, tag=1):
-    """Both ways, first on every link: refuse early what cannot work together."""
+class TargetHello(_Message, frozen=True, tag=1):
+    """Target -> draft, first on their link: refuse early what cannot work together."""
 
-    incarnation: Count
-    """Life of the draft process, from 1; 0 from the target, on the links between its ranks too."""
+    incarnation: Positive
+    """The draft's life that begins, by the target's count."""
     tokenizer_hash: Text
-    """Fingerprint (hex) of its tokenizer, which the peers compare; empty: any."""
+    """Fingerprint (hex) of its tokenizer, which the peers compare."""
+    events: Text | None
+    """Where a draft that the target has started records its events (`Recorder`); None: nowhere."""
+
+
+class DraftHello(_Message, frozen=True, tag=10):
+    """Draft -> target: the answer, once the draft can begin."""
+
+    incarnation: Positive
+    """That of the target's hello."""
+    tokenizer_hash: Text
+    """Fingerprint of its tokenizer; empty: any will do."""
     drafters: Names
-    """Names for `Open`; empty from the target."""
+    """Names for `Open`."""
+    pid: Count
+    """Its process id, on its machine."""
+
+
+class Ready(_Message, frozen=True, tag=11):
+    """Further rank of the target -> first one: its part of the model is loaded."""
 
 
 class Open(_Message, frozen=True, tag=2):
@@ -153,7 +170,7 @@ class Features(_Message, frozen=True, tag=9):
 
 
 class Close(_Message, frozen=True, tag=5):
-    """Target -> draft: forget the sequence; answered by its final `Progress`."""
+    """Target -> draft: forget the sequence; answered by its final `Progress`, or `Refused` for an unknown one."""
 
     sequence_id: Count
     not_over: SequenceIds = ()
@@ -161,7 +178,7 @@ class Close(_Message, frozen=True, tag=5):
 
 
 class Progress(_Message, frozen=True, tag=6):
-    """Counts of a sequence since its `Open`. The last one answers `Close`; others tell of long work."""
+    """Counts of a sequence since its `Open`. The last one answers `Close`; others say that the draft works."""
 
     sequence_id: Count
     num_steps: Count
@@ -173,7 +190,13 @@ class Progress(_Message, frozen=True, tag=6):
     busy_ns: Count
     """Nanoseconds in prefill, proposing and rolling back."""
     open_ns: Count
-    """Nanoseconds since `Open`; 0: the draft refused the sequence, or a verdict for it."""
+    """Nanoseconds since `Open`."""
+
+
+class Refused(_Message, frozen=True, tag=12):
+    """Draft -> target: nothing is drafted for this sequence, which the draft cannot serve or does not know."""
+
+    sequence_id: Count
 
 
 class Failed(_Message, frozen=True, tag=7):
@@ -186,7 +209,8 @@ class Failed(_Message, frozen=True, tag=7):
 
 
 class Shutdown(_Message, frozen=True, tag=8):
-    """Target -> draft: the session is over, end the process."""
+    """Target -> draft: the session is over."""
 
 
-Message: TypeAlias = Hello | Open | Candidate | Verdict | Close | Progress | Failed | Shutdown | Features
+Hello: TypeAlias = TargetHello | DraftHello | Ready
+Message: TypeAlias = Hello | Open | Candidate | Verdict | Close | Progress | Refused | Failed | Shutdown | Features

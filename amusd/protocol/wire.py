@@ -53,17 +53,21 @@ def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
 
 
 def decode(frame: bytes) -> tuple[int, int, Message]:
-    """Nonce, time of sending and message of a frame. Raises PeerProtocolError, and nothing else, on any other bytes."""
+    """Nonce, time of sending and message of a frame.
+
+    Raises ConfigError for a frame of another version, and PeerProtocolError on any other bytes.
+    """
     if not _MIN_FRAME_BYTES <= len(frame) <= MAX_FRAME_BYTES:
         raise PeerProtocolError(f"frame of {len(frame)} bytes, {_MIN_FRAME_BYTES} to {MAX_FRAME_BYTES} are allowed")
     magic, version, nonce, sent_ns = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise PeerProtocolError("not a frame of this protocol")
-    if version != PROTOCOL_VERSION:
-        raise PeerProtocolError(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
     sealed = frame[: -_CHECKSUM.size]
     if _CHECKSUM.unpack_from(frame, len(sealed))[0] != zlib.crc32(sealed):
         raise PeerProtocolError("damaged: its checksum is another one")
+    if version != PROTOCOL_VERSION:
+        both = "install one amusd at both ends of the link"
+        raise ConfigError(f"the peer speaks protocol version {version}, this side {PROTOCOL_VERSION}: {both}")
     body = sealed[_HEADER.size :]
     try:
         message = _DECODER.decode(body)

@@ -1,22 +1,47 @@
-"""A target's connection to its draft: the link while there is a draft, its loss, and the draft that replaces it.
+"""A target's connection to its draft: the search for one, its link, its loss, and the draft that replaces it.
 
-A draft that fails is lost for a reason in one line. No call raises: the target goes on.
+    lost ──▶ its process has ended ──▶ the next one starts and listens ──▶ both say hello ──▶ it is used
+
+The target goes on decoding meanwhile: once there was a draft, nothing here waits or raises. Every draft has a link and
+nonce of its own, so nothing of an earlier one is taken for its own. After `MAX_RESTARTS` in a row without an accepted
+candidate or `STEADY_SECONDS` of work, the target stays alone for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from amusd.errors import first_line
-from amusd.protocol.messages import Failed, Message, Shutdown
-from amusd.runtime.draft_restart import DraftRestart
-from amusd.runtime.handshake import told_by
+from typing_extensions import Self
+
+from amusd.config import EngineConfig
+from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError, first_line
+from amusd.logs import logger
+from amusd.protocol.messages import MAX_TEXT_LENGTH, DraftHello, Failed, Message, Shutdown, TargetHello
+from amusd.runtime.draft_process import DRAFT
+from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.patience import MAX_NONSENSE, Silence
 from amusd.transport.base import Transport
 from amusd.types import DraftPresence
 
+MAX_RESTARTS = 5
+BACK_OFF_SECONDS = 0.25
+"""Pause before the second of these restarts; doubled for each further one."""
+STEADY_SECONDS = 60.0
+"""A draft that was up so long is worth replacing whatever ended it, also if nobody asked for an answer meanwhile."""
+LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.005
+"""How often it is looked for a first draft that does not listen yet."""
+HELLO_SECONDS = 0.005
+"""How long the answer of a draft that listens is waited for at once, which saves a pass without it."""
+START_AGAIN_SECONDS = 1.0
+"""Pause before the next try where no link could be made."""
+FAREWELL_SECONDS = 1.0
+"""How long a lost draft may take to end, so that a failed one shows its traceback."""
 MAX_LAST_WORDS = 1_000
 """Most messages of a lost draft that are searched for its reason."""
 
@@ -29,21 +54,53 @@ class Connection:
     """None without a draft, and between two drafts."""
     incarnation: int = 0
     """Number of the newest draft; 0: there was none."""
-    draft_restart: DraftRestart | None = None
+    source: DraftSource | None = None
     """Source of the next draft; None: a lost one is not replaced."""
+    startup_timeout_seconds: float = 300.0
+    """How long a draft may take from its start to its hello."""
+    now: Callable[[], float] = time.monotonic
     on_lost: Callable[[str], object] = lambda _reason: None
     """Called when a draft is lost."""
+    on_met: Callable[[], object] = lambda: None
+    """Called when a draft has said hello."""
     silence: Silence = field(default_factory=Silence)
     losses: list[str] = field(default_factory=list)
     """Why drafts were lost, in one line each."""
     num_restarts: int = 0
     """Lost drafts that were replaced."""
+    pid: int | None = None
+    """Process id of the newest draft, if it is on this machine."""
+    _hello: TargetHello = field(default_factory=lambda: TargetHello(0, "", None))
+    _wanted: Sequence[str] = ()
+    """Drafters that it must have."""
+    _arriving: Transport | None = None
+    """The link to a draft that has not said hello."""
+    _is_starting: bool = False
+    """Whether a draft has been started since the last one was lost."""
+    _num_fruitless: int = 0
+    """Restarts in a row without an accepted candidate."""
+    _num_refused: int = 0
+    """Tries in a row that a server has not answered."""
+    _gave_up: str | None = None
+    _not_before: float = 0.0
+    """The next draft is started no earlier; this and the next three are seconds of `now`."""
+    _deadline: float = math.inf
+    _drop_at: float = math.inf
+    _steady_at: float = math.inf
+
+    @classmethod
+    def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Self:
+        """A connection to the drafts of `source`, which end with `running`."""
+        running.callback(source.stop)
+        connection = cls(source=source, startup_timeout_seconds=config.startup_timeout_seconds, _is_starting=True)
+        running.callback(connection.shut_down)
+        return connection
 
     @property
     def failure(self) -> str | None:
         """Why no draft is used any more; None while there is or may be one."""
-        if self.draft_restart is not None:
-            return self.draft_restart.failure
+        if self._gave_up is not None or self.source is not None:
+            return self._gave_up
         return self.losses[-1] if len(self.losses) > self.num_restarts else None
 
     @property
@@ -52,23 +109,146 @@ class Connection:
         if self.failure is not None:
             return "failed"
         if self.link is None:
-            return "none" if self.draft_restart is None else "away"
+            return "none" if self.source is None else "away"
         return "silent" if self.silence.is_too_long else "present"
+
+    # The search
+
+    def await_first(self, tokenizer_hash: str, drafters: Sequence[str] = (), events: str | None = None) -> None:
+        """Wait for the first draft, which must have these drafters. `events`: as of `TargetHello`.
+
+        One that is killed is started again; one that ends by itself would do so again. Raises `ConfigError` when the
+        pair cannot work together, `PeerError` when no draft comes.
+        """
+        assert self.source is not None
+        self._hello = TargetHello(0, tokenizer_hash, events if self.source.is_here else None)
+        self._wanted = drafters
+        self._deadline = self.now() + self.startup_timeout_seconds
+        while True:
+            try:
+                if self._look(LOOK_SECONDS):
+                    break
+            except PeerLostError as error:
+                end = self.source.ended(FAREWELL_SECONDS)
+                loss = error if end is None else PeerLostError(f"no hello from the draft: {end.in_words(DRAFT)}")
+                is_final = not self.source.can_repeat or (end is not None and end.code >= 0)
+                if is_final or self.now() >= self._deadline:
+                    raise loss from None
+                self._search(str(loss), was_met=False)
+                if self._gave_up is not None:
+                    raise PeerLostError(self._gave_up) from None
+            if self._arriving is None:
+                time.sleep(POLL_SECONDS)
+        if not self.source.can_repeat:
+            self.source = None
 
     def find_next(self) -> bool:
         """Switch to a replacement draft if one is ready; return whether it is. Does not wait."""
-        found = None if self.draft_restart is None or self.link is not None else self.draft_restart.poll()
-        if found is None:
+        if self.source is None or self.link is not None:
             return False
-        self.link, self.incarnation = found
+        try:
+            if not self._look(0.0):
+                return False
+        except ConfigError as error:
+            self._give_up(f"the draft that was to replace it is refused: {error}")
+            return False
+        except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
+            logger.debug("no draft yet", exc_info=True)
+            self._search(first_line(error), was_met=False)
+            return False
         self.num_restarts += 1
         self.silence.end()
         return True
 
     def accepted(self) -> None:
         """Candidates were accepted: their draft is worth replacing."""
-        if self.draft_restart is not None and self.link is not None:
-            self.draft_restart.accepted()
+        if self.link is not None:
+            self._num_fruitless = 0
+
+    def _look(self, timeout: float) -> bool:
+        """Whether a draft has said hello, which is waited for. Raises what keeps it from that."""
+        source, now = self.source, self.now()
+        assert source is not None
+        if now >= self._drop_at:
+            self._drop_at = math.inf
+            source.drop()
+        if self._gave_up is not None:
+            return False
+        if not self._is_starting and now >= self._not_before and source.start():
+            self._is_starting, self._drop_at = True, math.inf
+            if self.incarnation:
+                self._deadline = now + self.startup_timeout_seconds
+        if self._is_starting:
+            end = source.ended(0.0)  # before what it has said is taken in
+            if self._arriving is None and now >= self._not_before:
+                self._connect(source, now)
+                timeout = max(timeout, HELLO_SECONDS)
+            if self._arriving is not None and (message := self._arriving.receive(timeout)) is not None:
+                self._meet(source, message)
+                return True
+            if end is not None:
+                raise PeerLostError(end.in_words(DRAFT))
+            if self._arriving is not None and self._arriving.refusal is not None:
+                raise ConfigError(f"the draft refuses this target: {self._arriving.refusal}")
+        if now >= self._deadline:
+            why = "" if source.process else "; is its server at work, and not for another target?"
+            raise PeerLostError(f"no hello from the draft within startup_timeout_seconds{why}")
+        return False
+
+    def _connect(self, source: DraftSource, now: float) -> None:
+        try:
+            self._arriving = source.connect(secrets.randbits(64))
+        except (ConfigError, OSError):
+            if not self.incarnation:
+                raise
+            self._not_before = now + START_AGAIN_SECONDS  # there are no descriptors, which is no fault of the draft
+            return
+        if self._arriving is not None:
+            number = max(self.incarnation, self._hello.incarnation) + 1
+            self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
+            self._arriving.send(self._hello)
+
+    def _meet(self, source: DraftSource, hello: Message) -> None:
+        if isinstance(hello, Failed):
+            raise reported(hello, "the draft failed while starting")
+        if not isinstance(hello, DraftHello):
+            raise PeerProtocolError(f"{type(hello).__name__} before its hello")
+        if hello.incarnation != self._hello.incarnation:
+            raise PeerProtocolError(f"a hello of incarnation {hello.incarnation} instead of {self._hello.incarnation}")
+        check_pair(self._hello, hello, self._wanted)
+        self.pid = hello.pid if source.is_here else None
+        self.on_met()
+        self.link, self._arriving, self.incarnation = self._arriving, None, hello.incarnation
+        self._num_refused, self._steady_at = 0, self.now() + STEADY_SECONDS
+
+    def _search(self, reason: str, *, was_met: bool) -> None:
+        """Look for another draft: the present one, lost for this reason, is ended after `FAREWELL_SECONDS`."""
+        assert self.source is not None
+        counts = was_met or self.source.process is not None  # a server may be busy, or away for long
+        self._drop_arriving()
+        self._is_starting, self._drop_at = False, self.now() + FAREWELL_SECONDS
+        self._deadline = math.inf if self.incarnation else self._deadline
+        if self._gave_up is not None:
+            return
+        if self.now() >= self._steady_at:
+            self._num_fruitless = 0
+        self._num_fruitless, self._steady_at = self._num_fruitless + counts, math.inf
+        self._num_refused = min(self._num_refused + (not counts), MAX_RESTARTS)
+        if self._num_fruitless > MAX_RESTARTS:
+            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
+        elif (number := self._num_fruitless + self._num_refused) > 1:
+            self._not_before = self.now() + BACK_OFF_SECONDS * 2 ** (number - 2)
+
+    def _give_up(self, reason: str) -> None:
+        self._drop_arriving()
+        self._gave_up = self._gave_up or reason
+
+    def _drop_arriving(self) -> None:
+        if self._arriving is not None:
+            self._arriving.drop()
+            self._arriving = None
+
+    # The link
 
     def send(self, message: Message) -> bool:
         """Send to the draft. Return False if there is none, or if sending loses it."""
@@ -77,6 +257,7 @@ class Connection:
         try:
             self.link.send(message)
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
+            logger.debug("the draft is lost", exc_info=True)
             self.lose(self._last_words() or first_line(error))
             return False
         return True
@@ -88,6 +269,7 @@ class Connection:
         try:
             message = self.link.receive(timeout)
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
+            logger.debug("the draft is lost", exc_info=True)
             self.lose(first_line(error))
             return None
         if isinstance(message, Failed):
@@ -104,7 +286,7 @@ class Connection:
     def judge_silence(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:
         """As `Silence.judge`, of a present draft; one that counts as lost is lost, if the next one can be found."""
         reason = None if self.link is None else self.silence.judge(now_ns, limit_seconds, num_new_tokens)
-        if reason is None or self.draft_restart is None:
+        if reason is None or self.source is None:
             return None
         self.lose(reason)
         return reason
@@ -117,15 +299,14 @@ class Connection:
         self.losses.append(reason)
         self.link.drop()
         self.link = None
-        if self.draft_restart is not None:
-            self.draft_restart.lost(reason)
+        if self.source is not None:
+            self._search(reason, was_met=True)
         self.on_lost(reason)
 
     def shut_down(self) -> None:
-        """End the draft, and close the link. Idempotent."""
-        if self.draft_restart is not None:
-            self.draft_restart.close()
-            self.draft_restart = None
+        """End the session, and close the link; no further draft is looked for. Idempotent."""
+        self._drop_arriving()
+        self.source = None
         if self.send(Shutdown()) and self.link is not None:
             self.link.close()
             self.link = None
@@ -138,3 +319,36 @@ class Connection:
                 if message is None or isinstance(message, Failed):
                     return None if message is None else told_by(message)
         return None
+
+
+def check_pair(target: TargetHello, draft: DraftHello, wanted: Sequence[str] = ()) -> None:
+    """Raise `ConfigError` if the two cannot work together, or the draft lacks one of the drafters `wanted`."""
+    # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
+    if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
+        raise ConfigError(
+            f"drafter={', '.join(sorted(draft.drafters))}: its tokenizer differs from the "
+            "target's; put the target's files at the same path on the draft's machine, or use drafter=ngram"
+        )
+    if missing := sorted({*wanted} - {*draft.drafters}):
+        raise ConfigError(f"drafter={missing[0]}: the draft has {', '.join(sorted(draft.drafters)) or 'none'}")
+
+
+def failure_report(error: BaseException) -> Failed:
+    """The first line of the error, cut for a message."""
+    kind, text = type(error).__name__, first_line(error)
+    if isinstance(error, ConfigError):
+        kind = ConfigError.__name__
+    elif not text.startswith(kind):
+        text = f"{kind}: {text}"
+    return Failed(kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
+
+
+def reported(failure: Failed, who: str) -> ConfigError | PeerError:
+    """The error that a peer has reported: the user's mistake in its words, any other behind `who`."""
+    text = told_by(failure)
+    return ConfigError(text) if failure.kind == ConfigError.__name__ else PeerError(f"{who}: {text}")
+
+
+def told_by(failure: Failed) -> str:
+    """The peer's words about its failure, without control characters."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in failure.text)

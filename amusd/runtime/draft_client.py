@@ -18,7 +18,7 @@ from typing_extensions import Self
 from amusd.errors import PeerProtocolError
 from amusd.logs import logger
 from amusd.protocol.candidate_tree import Reception
-from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Open, Progress
+from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Open, Progress, Refused
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.connection import Connection
 from amusd.runtime.patience import DraftState
@@ -119,6 +119,7 @@ class DraftClient:
     connection: Connection = field(default_factory=Connection)
     round_trip_seconds: float = 0.0
     """The link's own delay, which does not count as silence."""
+    hello_seconds: float = HELLO_SECONDS
     next_sequence_id: int = 1
     """Higher than that of any sequence so far."""
     _sequences: dict[int, DraftedSequence] = field(default_factory=dict)
@@ -281,7 +282,7 @@ class DraftClient:
             self._receive_candidate(message)
             return
         record_message(self.recorder, "receive", message)
-        if isinstance(message, Progress):
+        if isinstance(message, (Progress, Refused)):
             self._receive_counts(message)
         else:
             self.connection.count_nonsense()
@@ -302,9 +303,10 @@ class DraftClient:
         else:
             self.connection.silence.end()
 
-    def _receive_counts(self, message: Progress) -> None:
+    def _receive_counts(self, message: Progress | Refused) -> None:
         """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
-        sequence = self._sequences.get(message.sequence_id) if message.open_ns else None
+        counts = message if isinstance(message, Progress) else None
+        sequence = None if counts is None else self._sequences.get(message.sequence_id)
         if sequence is None:
             self.connection.silence.end()
         elif self.connection.silence.on_sign(self.recorder.now_ns()):  # the draft works, so nobody has waited in vain
@@ -313,11 +315,11 @@ class DraftClient:
                     each.at_draft.waited_ns = 0
         for closed in [each for each in self._closed if each.session.sequence_id == message.sequence_id]:
             assert closed.at_draft is not None
-            closed.at_draft.is_answered |= message.open_ns > 0
+            closed.at_draft.is_answered |= counts is not None
             self.forget(closed)
             sequence = closed
-        if sequence is not None and message.open_ns:
-            sequence.receive_counts(message)
+        if sequence is not None and counts is not None:
+            sequence.receive_counts(counts)
 
     def _judge_silence(self) -> None:
         if not self._sequences:

@@ -1,7 +1,7 @@
-"""The draft's process: the target's end, which starts, replaces and ends it, and its own.
+"""The draft's process: the end of who starts, replaces and ends it, and its own.
 
-Where possible a server process loads what drafts need once and forks each draft (`amusd/child.py`), so that a lost one
-is replaced within a tenth of a second.
+Where possible a server process loads what drafts need once and forks a draft for each session (`amusd/child.py`), so
+that a lost one is replaced within a tenth of a second.
 """
 
 from __future__ import annotations
@@ -9,50 +9,49 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amusd.child import Ended, ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerLostError
-from amusd.files import keep_traceback
+from amusd.errors import ConfigError
 from amusd.logs import logger, show_lines
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import device_of, link_devices
-from amusd.runtime.draft_restart import DRAFT
-from amusd.runtime.handshake import failure_report
+from amusd.runtime.devices import device_of
 from amusd.settings import from_mapping, to_mapping
-from amusd.tracing.recorder import Recorder
-from amusd.transport.factory import connect
 
+DRAFT = "the draft's process"
 STOP_SECONDS = 1.0
 """How long a draft may take to end before it is killed."""
-_FAILED, _USERS_MISTAKE, _TARGET_GONE = 1, 2, 3
-"""Exit codes of a draft that ends before its target has."""
+LOOK_SECONDS = 0.1
+NOT_LOADED, USERS_MISTAKE, TOLD, FAILED = 1, 2, 3, 4
+"""Exit codes of a draft: it could not begin, and has said why (1, 2); its target knows why, or is gone; it failed."""
 
 
 class DraftProcess:
-    """A process that drafts. Satisfies `DraftSource`; for several threads."""
+    """A process that drafts; for several threads."""
 
-    def __init__(self, config: EngineConfig, events: str | None = None, cores: Sequence[int] = ()) -> None:
-        """Have the first draft load, without waiting. `events`: as of `Recorder`.
+    def __init__(self, config: EngineConfig, address: str, cores: Sequence[int] = (), *, is_own: bool) -> None:
+        """Have the first draft load and then listen at `address`, without waiting.
 
-        `cores`: of the draft on a CPU; empty: the last ones of this process. Drafts show their lines if this process
+        `cores`: of the draft on a CPU; empty: the last ones of this process. `is_own`: the target is of this user and
+        machine; else targets come and go, and each is told apart in a line. Drafts show their lines if this process
         does.
         """
         size = config.target_tensor_parallel_size
         own_cores = cores or cores_for("draft", allowed_cores(), config.hardware, num_target_ranks=size)
         self._settings = {
             "config": to_mapping(config),
-            "events": events,
+            "address": address,
+            "is_own": is_own,
             "cores": sorted(own_cores),  # found before the target keeps to its own
             "shows_lines": logger.isEnabledFor(logging.INFO),
         }
-        self._server = ForkServer(command_of(__name__), self._settings)
         self._lock = threading.RLock()
         self._is_dismissed = False
         self._last_end: Ended | None = None
+        self._server = ForkServer(command_of(__name__), self._settings)
+        self._start()
 
     @property
     def pid(self) -> int:
@@ -60,19 +59,19 @@ class DraftProcess:
         with self._lock:
             return self._server.pid
 
-    def tell(self, incarnation: int, address: str, nonce: int) -> None:
-        """See `DraftSource`."""
+    def start_next(self) -> bool:
+        """Have the next draft start, without waiting; False while the one before has not ended."""
         with self._lock:
-            self._is_dismissed = False
+            if self.ended(0.0) is None:
+                return False
             if self._server.is_over:
                 self._server.close()
                 self._server = ForkServer(command_of(__name__), self._settings)
-            has_failed = self._last_end is not None and self._last_end.code == _FAILED
-            orders = {"address": address, "nonce": nonce, "incarnation": incarnation, "has_failed": has_failed}
-            self._server.start(orders)
+            self._start()
+            return True
 
-    def ending(self, timeout: float, /) -> Ended | None:
-        """See `DraftSource`."""
+    def ended(self, timeout: float, /) -> Ended | None:
+        """How the present draft ended; None if not within `timeout` seconds (0 polls)."""
         with self._lock:
             end = self._server.ended(timeout)
             if end is not None and end is not self._last_end:
@@ -81,10 +80,10 @@ class DraftProcess:
                     logger.warning("%s", end.in_words(DRAFT))
             return end
 
-    def dismiss(self) -> None:
-        """See `DraftSource`."""
+    def kill(self) -> None:
+        """End the present draft, without waiting."""
         with self._lock:
-            if self.ending(0.0) is None:
+            if self.ended(0.0) is None:
                 self._is_dismissed = True
                 self._server.kill()
 
@@ -92,9 +91,26 @@ class DraftProcess:
         """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
         self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
         with self._lock:
-            if self.ending(0.0 if self._server.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
+            if self.ended(0.0 if self._server.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
                 self._server.kill()
             self._server.close()
+
+    def keep(self, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Have the next draft wherever one ends, until `is_over`; return the exit code."""
+        try:
+            while not is_over():
+                if (end := self.ended(LOOK_SECONDS)) is not None:
+                    if end.code in (NOT_LOADED, USERS_MISTAKE):  # which it has said
+                        return end.code
+                    self.start_next()
+        finally:
+            self.kill()
+            self.stop()
+        return 0
+
+    def _start(self) -> None:
+        self._is_dismissed = False
+        self._server.start({"last_code": None if self._last_end is None else self._last_end.code})
 
 
 def main() -> None:
@@ -109,40 +125,17 @@ def _prepare(settings: Orders) -> Any:
         show_lines()
     if device_of(config, "draft") == "cpu":
         pin_to(set(settings["cores"]))  # before there is torch
-    from amusd.runtime import startup
+    from amusd.runtime import draft_server
 
-    return startup.prepare_draft(config)
+    return draft_server.prepare(config)
 
 
 def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
-    """Draft until the target is done; return the exit code. Whatever goes wrong is reported to the target.
-
-    The traceback of an error is shown unless the draft before has failed, too.
-    """
-    from amusd.runtime import startup
+    from amusd.runtime.draft_server import DraftServer
 
     config = from_mapping(EngineConfig, settings["config"])
-    recorder = Recorder("draft", settings["events"])
     try:
-        link = connect(config.transport, orders["address"], orders["nonce"], link_devices(config))
+        return DraftServer(config, settings["address"], settings["is_own"], orders["last_code"]).run(prepared)
     except ConfigError as error:
         logger.error("%s", error)
-        return _USERS_MISTAKE
-    try:
-        startup.serve_draft(config, link, recorder, orders["incarnation"], prepared)
-    except Exception as error:
-        with suppress(PeerLostError):  # the target must hear the reason, not only that the link went dead
-            link.send(failure_report(error))
-        recorder.flush()
-        codes = {ConfigError: _USERS_MISTAKE, PeerLostError: _TARGET_GONE}
-        code = next((code for kind, code in codes.items() if isinstance(error, kind)), _FAILED)
-        runs_users_code = any(drafter.factory is not None for drafter in config.drafters)
-        has_traceback = code == _FAILED or (runs_users_code and error.__cause__ is not None)
-        if has_traceback and recorder.folder is not None:
-            keep_traceback(recorder.folder.parent, "draft", error)
-        if code == _FAILED and not orders["has_failed"]:
-            raise
-        return code
-    finally:
-        link.close()
-    return 0
+        return USERS_MISTAKE

@@ -15,7 +15,7 @@ from amusd.drafters.base import Drafter
 from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
 from amusd.logs import warn_once
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
-from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
+from amusd.protocol.messages import Close, Features, Message, Open, Refused, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
@@ -183,8 +183,8 @@ class DraftWorker:
             return False
 
     def _refuse(self, sequence_id: int) -> None:
-        """Tell the target, by an `open_ns` of 0, that nothing is drafted for this sequence."""
-        self._post(Progress(sequence_id, num_steps=0, num_drafted=0, num_rollbacks=0, busy_ns=0, open_ns=0))
+        """Tell the target that nothing is drafted for this sequence."""
+        self._post(Refused(sequence_id))
 
     def _send(self, sequence: DraftSequence) -> None:
         candidate = sequence.offer()

@@ -13,11 +13,11 @@ from contextlib import suppress
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.passes import Command
-from amusd.protocol.messages import Failed, Hello
+from amusd.protocol.messages import Failed, Ready
 from amusd.runner.process_group import ProcessGroup
 from amusd.runner.rank_commands import command_encoder
 from amusd.runner.rendezvous import Rendezvous
-from amusd.runtime.handshake import failure_report, reported
+from amusd.runtime.connection import failure_report, reported
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
@@ -37,7 +37,7 @@ class Leader(ProcessGroup):
         self._encode = command_encoder()
         try:
             for rank in range(1, size):
-                self._links[rank] = numbered_link(config, meeting.address, rank, "target", listens=True)
+                self._links[rank] = numbered_link(config, meeting.address, rank, listens=True)
         except ConfigError:
             self.close()
             raise
@@ -69,9 +69,9 @@ class Leader(ProcessGroup):
         except PeerLostError:
             failure = self.meeting.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
+        except ConfigError as error:
+            raise ConfigError(f"rank {rank} of the target: {error}") from None
         if message is None:
-            if self._links[rank].num_rejected:
-                raise ConfigError(f"rank {rank} of the target speaks another protocol: install one amusd for all ranks")
             failure = self.meeting.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure
@@ -102,12 +102,12 @@ class Follower(ProcessGroup):
     def __init__(self, config: TransportConfig, meeting: Rendezvous, rank: int, size: int, backend: Backend) -> None:
         """Look for the leader. Raises `ConfigError`."""
         super().__init__(rank, size, meeting, backend)
-        self._link = self._links[0] = numbered_link(config, meeting.address, rank, "target", listens=False)
+        self._link = self._links[0] = numbered_link(config, meeting.address, rank, listens=False)
 
     def ready(self, device: str, timeout_seconds: float) -> None:
         """Report a loaded model, and wait for the others. Raises `RankLostError`."""
         try:
-            self._link.send(Hello(0, "", ()))
+            self._link.send(Ready())
             frame = self._link.receive_frame(timeout_seconds)
         except PeerLostError:
             raise RankLostError("rank 0 of the target is gone") from None

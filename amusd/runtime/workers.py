@@ -16,23 +16,23 @@ from amusd.files import CONFIG_JSON, TOKENIZER, check_checkpoint, make_socket_fo
 from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of, settle_devices, warn_of_sharing
-from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.draft_source import DraftSource
 from amusd.settings import from_mapping, to_mapping
+from amusd.transport.addresses import check_address
+from amusd.transport.factory import keys_of
 
 
-def start_workers(
-    config: EngineConfig, *, events: str | None = None
-) -> tuple[EngineConfig, DraftProcess | None, Rendezvous | None]:
+def start_workers(config: EngineConfig) -> tuple[EngineConfig, DraftSource | None, Rendezvous | None]:
     """Start what `config` needs, without waiting: all of it loads while this process imports torch.
 
-    `events`: as of `DraftProcess`. Returns `config` with every rank's device named, the drafts, and where the ranks
-    meet, if there are several. Raises `ConfigError` for what is missing.
+    Returns `config` with every rank's device named, the drafts, and where the ranks meet, if there are several. Raises
+    `ConfigError` for what is missing.
     """
     check_workers(config)
     with ExitStack() as failing:
         drafts, meeting = None, None
         if config.drafters:
-            drafts = DraftProcess(config, events=events)
+            drafts = DraftSource(config, config.draft_address)
             failing.callback(drafts.stop)
         if config.target_tensor_parallel_size > 1:
             meeting = start_followers(config)
@@ -51,13 +51,18 @@ def check_workers(config: EngineConfig) -> None:
 
 def check_folders(config: EngineConfig) -> None:
     """Raise `ConfigError` for folders that hold no model, and factories that are not there."""
-    stages = [stage for drafter in config.drafters for stage in drafter.stages]
+    stages = [stage for drafter in config.drafters if not drafter.is_elsewhere for stage in drafter.stages]
     for kind, model in [(config.target.kind, config.target.model), *((stage.kind, stage.model) for stage in stages)]:
         if model is not None:
             check_checkpoint(model, CONFIG_JSON, *([TOKENIZER] if kind == "hf" else []))
     for file in (stage.factory.rpartition(":")[0] for stage in stages if stage.factory):
         if file.endswith(".py") and not Path(file).is_file():
             raise ConfigError(f"drafter.factory={file}: no such file")
+    if config.draft_address is not None:
+        link = config.transport
+        is_safe = link.insecure or link.keys is not None
+        check_address(config.draft_address, beyond=is_safe, to_bind=False, key="drafter.address")
+        keys_of(link, "target")
 
 
 def check_ranks(config: EngineConfig) -> None:

@@ -36,7 +36,7 @@ class Recorder:
         self.role = role
         self.now_ns = now_ns
         """The time in nanoseconds: a worker's only clock, which tests and simulations can set."""
-        self._events = events
+        self.events_path = events
         self.listeners: tuple[Callable[[Event], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
         self._recorded: list[Event] = []
@@ -59,7 +59,7 @@ class Recorder:
     @property
     def folder(self) -> Path | None:
         """Where the events of the latest run go."""
-        return None if self._events is None else Path(self._events.format(run=self._run))
+        return None if self.events_path is None else Path(self.events_path.format(run=self._run))
 
     def flush(self) -> None:
         """Append what was recorded to the file of its run, one JSON object a line, and forget it.
@@ -67,7 +67,7 @@ class Recorder:
         Call between requests. If the file fails, `is_whole` becomes False, and a line says so once.
         """
         runs: dict[int, list[Event]] = {}
-        for event in self._recorded if self._events is not None else ():
+        for event in self._recorded if self.events_path is not None else ():
             if event.sequence_id >= 0:
                 self._run = event.sequence_id // SEQUENCES_PER_RUN
             runs.setdefault(self._run, []).append(event)
@@ -76,8 +76,8 @@ class Recorder:
         self._recorded.clear()
 
     def _write(self, run: int, events: list[Event]) -> None:
-        assert self._events is not None
-        path = Path(self._events.format(run=run), f"{self.role}.jsonl")
+        assert self.events_path is not None
+        path = Path(self.events_path.format(run=run), f"{self.role}.jsonl")
         try:
             path.parent.mkdir(exist_ok=True)
             with path.open("ab") as file:

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 from amusd.errors import ConfigError, first_line
 
 
-def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bool]:
+def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "transport.address") -> tuple[str, bool]:
     """An address as libzmq binds or connects it, and whether it stays on this machine. Raises ConfigError.
 
-    `beyond`: allow addresses beyond this machine.
+    `beyond`: allow addresses beyond this machine. `key`: what names the address.
     """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
@@ -22,14 +22,14 @@ def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bo
     is_port = is_number or (to_bind and port == "*")
     if scheme != "tcp" or not host or not is_port:
         expected = "ipc://PATH or tcp://HOST:PORT, PORT from 1 to 65535, or * where it listens at a free one"
-        raise ConfigError(f"transport.address={address}: expected {expected}")
+        raise ConfigError(f"{key}={address}: expected {expected}")
     if host == "localhost":
         host = "127.0.0.1"  # libzmq binds to no host names
     is_local = is_loopback(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     if not is_local and not beyond:
         ways = "transport.keys=FOLDER (of `amusd keys FOLDER`), or, on a network you trust, transport.insecure=true"
         told = "not on this machine, and the link is neither encrypted nor authenticated"
-        raise ConfigError(f"transport.address={address}: {told}; give both ends {ways}")
+        raise ConfigError(f"{key}={address}: {told}; give both ends {ways}")
     return f"tcp://{host}:{port}", is_local
 
 

@@ -20,6 +20,8 @@ SPIN_SECONDS = 0.002
 """How long a receiver polls before it sleeps: about a fast drafter's token."""
 LOOK_SECONDS = 0.001
 """How often an end that works looks whether its peer is still there."""
+give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Yields the core, which the other end may need."""
 CLOSED = "this end of the link is closed"
 CLOSED_BY_PEER = "the peer closed the link"
 
@@ -44,8 +46,8 @@ class Transport(ABC):
     delay_seconds = 0.0
     """Least time from a message's sending to its receipt, on one machine, whose processes share a clock."""
 
-    def __init__(self, address: str, nonce: int) -> None:
-        """`nonce`: 64-bit number of the session; frames with another one are dropped."""
+    def __init__(self, address: str, nonce: int | None) -> None:
+        """`nonce`: 64-bit number of the session; frames with another one are dropped. None: that of the first frame."""
         self.address = address
         """Address of the listening end: `tcp://HOST:PORT`, or `shm`, `ipc`, `gloo` or `nccl` with `://PATH`."""
         self._nonce = nonce
@@ -56,10 +58,10 @@ class Transport(ABC):
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises `PeerLostError` when the peer is gone or has stopped reading."""
-        self.send_frame(wire.encode(message, self._nonce, time.monotonic_ns()))
+        self.send_frame(wire.encode(message, self._nonce or 0, time.monotonic_ns()))
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message, or None after `timeout` seconds (0 polls). Raises as `receive_frame`."""
+        """The next message, or None after `timeout` seconds (0 polls). Raises as `receive_frame` and `accept`."""
         deadline = time.monotonic() + timeout
         while self._next is None:
             frame = self.receive_frame(max(0.0, deadline - time.monotonic()))
@@ -98,12 +100,14 @@ class Transport(ABC):
         return True
 
     def accept(self, frame: bytes) -> Message | None:
-        """The message of a frame, or None when the frame is dropped."""
+        """The message of a frame, or None when the frame is dropped. Raises `ConfigError` for another version's."""
         try:
             nonce, self._sent_ns, message = wire.decode(frame)
         except PeerProtocolError as error:
             self.reject(str(error))
             return None
+        if self._nonce is None:
+            self._nonce = nonce
         if nonce != self._nonce:
             self.reject("it belongs to another session")
             return None
@@ -125,7 +129,7 @@ def spin_then_sleep(has_news: Callable[[], bool], sleep: Callable[[int], object]
     """
     until = min(deadline, time.monotonic() + SPIN_SECONDS)
     while time.monotonic() < until:
-        os.sched_yield()
+        give_way()
         if has_news():
             return False
     sleep(math.ceil(min(max(deadline - time.monotonic(), 0.0), 3600.0) * 1000))

@@ -1,10 +1,10 @@
 """Keys of a link between machines: a pair for each role, in a folder whose path both ends are told.
 
-    target.key  target.key_secret     the end that listens
-    draft.key   draft.key_secret      the end that connects
+    target.key  target.key_secret     the end that connects
+    draft.key   draft.key_secret      the end that listens
 
-A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in the owner of `draft.key`,
-the draft talks to the owner of `target.key`. A machine needs its own role's secret and the other role's public key.
+A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The draft lets in the owner of `target.key`,
+the target talks to the owner of `draft.key`. A machine needs its own role's secret and the other role's public key.
 Ranks of one target share its secret.
 """
 

@@ -1,17 +1,22 @@
-"""Chooses and makes the link between the workers.
+"""Chooses and makes the link between the workers: the draft listens, the target connects.
 
 Without an address the workers are two processes of this machine. Without ZeroMQ the other links work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
+from amusd.files import make_socket_folder
 from amusd.transport.base import Transport
 from amusd.transport.shared_memory import SHARED_MEMORY, SharedMemoryTransport
 from amusd.types import Role
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from amusd.transport.zeromq import ZeroMQTransport
 
 GPU_EACH = ("cuda:0", "cuda:1")
+_PROCESS_GROUPS = ("gloo", "nccl")
 
 ON_ONE_MACHINE: Mapping[str, TransportConfig] = {
     "shared_memory": TransportConfig(kind="shared_memory"),
@@ -32,59 +38,79 @@ ON_ONE_MACHINE: Mapping[str, TransportConfig] = {
 """Every link between two processes here; `zeromq` is over a socket file, `zeromq_tcp` over TCP."""
 
 
-def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport:
-    """Make the target's end, without waiting for the draft. Raises ConfigError."""
-    return _delayed(_listen(config, nonce, devices), config)
+@contextmanager
+def meeting_place(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Iterator[str]:
+    """The address of the link: that of `config`, or a private one, which is removed. Raises ConfigError."""
+    if config.address is not None:
+        yield config.address
+        return
+    folder = make_socket_folder()
+    try:
+        yield address_in(folder, config, devices)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def connect(config: TransportConfig, address: str, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport:
-    """Make the draft's end, for the address and nonce of `listen`, without waiting. Raises ConfigError."""
-    return _delayed(_connect(config, address, nonce, devices), config)
-
-
-def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Transport:
+def address_in(folder: str, config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> str:
+    """The address of the link of two processes that share a private folder. Raises ConfigError."""
     if config.kind == "gloo" or config.kind == "nccl":
+        from amusd.transport.torch_distributed import check_backend
+
+        check_backend(config.kind, devices)
+        return f"{config.kind}://{folder}"
+    is_possible = hasattr(os, "memfd_create") and hasattr(socket, "AF_UNIX")
+    if config.kind == "shared_memory" and not is_possible:
+        raise ConfigError("transport=shared_memory: not on this system, use transport=zeromq")
+    return f"{'ipc://' if config.kind == 'zeromq' or not is_possible else SHARED_MEMORY}{folder}/link"
+
+
+def listen(
+    config: TransportConfig, address: str, nonce: int | None = None, devices: tuple[str, str] = GPU_EACH
+) -> Transport:
+    """Make the draft's end, without waiting for the target. Raises ConfigError."""
+    link = _end(config, address, nonce, devices, "draft")
+    assert link is not None
+    return link
+
+
+def connect(config: TransportConfig, address: str, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport | None:
+    """Make the target's end, without waiting; None where nobody listens yet. Raises ConfigError."""
+    return _end(config, address, nonce, devices, "target")
+
+
+def _end(
+    config: TransportConfig, address: str, nonce: int | None, devices: tuple[str, str], role: Role
+) -> Transport | None:
+    listens = role == "draft"
+    link: Transport | None
+    if address.startswith(_PROCESS_GROUPS):
         from amusd.transport.torch_distributed import TorchDistributedTransport
 
-        return TorchDistributedTransport.bind(nonce, config.kind, devices)
-    if config.kind != "zeromq" and config.address is None:
-        try:
-            return SharedMemoryTransport.bind(nonce)
-        except ConfigError:
-            if config.kind == "shared_memory":
-                raise
-    return _over_zeromq(config, config.address, nonce, "target")
+        link = TorchDistributedTransport(address, nonce, devices[listens], 0 if listens else 1)
+    elif address.startswith(SHARED_MEMORY):
+        make = SharedMemoryTransport.bind if listens else SharedMemoryTransport.connect
+        link = make(address, nonce)
+    else:
+        from amusd.transport.zeromq import ZeroMQTransport
+
+        keys = keys_of(config, role)
+        link = ZeroMQTransport(address, nonce, listens=listens, insecure=config.insecure, keys=keys)
+    if link is not None:
+        link.delay_seconds = config.delay_ms / 1e3
+    return link
 
 
-def _connect(config: TransportConfig, address: str, nonce: int, devices: tuple[str, str]) -> Transport:
-    if address.startswith(("gloo://", "nccl://")):
-        from amusd.transport.torch_distributed import TorchDistributedTransport
+def numbered_link(config: TransportConfig, address: str, number: int, *, listens: bool) -> ZeroMQTransport:
+    """One end of a link between two ranks of the target, both of which prove that they own the target's key.
 
-        return TorchDistributedTransport(address, nonce, devices[1], 1)
-    if address.startswith(SHARED_MEMORY):
-        return SharedMemoryTransport.connect(address, nonce)
-    return _over_zeromq(config, address, nonce, "draft")
-
-
-def _over_zeromq(config: TransportConfig, address: str | None, nonce: int, role: Role) -> ZeroMQTransport:
-    from amusd.transport.zeromq import ZeroMQTransport
-
-    listens, keys = role == "target", keys_of(config, role)
-    return ZeroMQTransport(address, nonce, listens=listens, insecure=config.insecure, keys=keys)
-
-
-def numbered_link(config: TransportConfig, address: str, number: int, role: Role, *, listens: bool) -> ZeroMQTransport:
-    """One end of a link between the target's first rank and another process of its run, whose role is `role`.
-
-    `address`: a private folder, or `tcp://HOST:PORT`, whose port `number` is added to. Both ends of a link between
-    ranks prove that they own the target's key. Raises ConfigError.
+    `address`: a private folder, or `tcp://HOST:PORT`, whose port `number` is added to. Raises ConfigError.
     """
     from amusd.transport.zeromq import ZeroMQTransport
 
     if not address.startswith("tcp://"):
         return ZeroMQTransport(f"ipc://{address}/{number}", 0, listens=listens)
-    keys = keys_of(config, "target" if listens else role)
-    if keys is not None and role == "target":
+    keys = keys_of(config, "target")
+    if keys is not None:
         keys = replace(keys, peer=keys.public)
     host, _, port = address.rpartition(":")
     address = f"{host}:{int(port) + number}"
@@ -98,8 +124,3 @@ def keys_of(config: TransportConfig, role: Role) -> Keys | None:
     from amusd.transport.curve import read_keys
 
     return read_keys(Path(config.keys), role)
-
-
-def _delayed(link: Transport, config: TransportConfig) -> Transport:
-    link.delay_seconds = config.delay_ms / 1e3
-    return link

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import queue
-import shutil
 import struct
 import threading
 import time
@@ -29,7 +28,6 @@ import torch
 from torch import distributed
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
-from amusd.files import make_socket_folder
 from amusd.logs import logger
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.base import CLOSED, CLOSED_BY_PEER, MAX_QUEUED_MESSAGES, Transport
@@ -91,10 +89,10 @@ class Bodies:
 
 
 class TorchDistributedTransport(Transport):
-    """A `Transport` to another process. Neither end waits for the other; `bind` makes the listening one."""
+    """A `Transport` to another process. Neither end waits for the other."""
 
-    def __init__(self, address: str, nonce: int, device: str, rank: int) -> None:
-        """`rank`: 0 for the listening end."""
+    def __init__(self, address: str, nonce: int | None, device: str, rank: int) -> None:
+        """`address`: `gloo://` or `nccl://` and a private folder. `rank`: 0 for the listening end."""
         super().__init__(address, nonce)
         self._backend, _, folder = address.partition("://")
         self._folder = Path(folder)
@@ -112,12 +110,6 @@ class TorchDistributedTransport(Transport):
         self._sender = threading.Thread(target=self._run_sender, name=f"{self._backend}-send", daemon=True)
         self._reader = threading.Thread(target=self._run_reader, name=f"{self._backend}-receive", daemon=True)
         self._sender.start()
-
-    @classmethod
-    def bind(cls, nonce: int, backend: Backend, devices: tuple[str, str]) -> TorchDistributedTransport:
-        """The listening end. `devices`: of both ends, for NCCL. Raises ConfigError if `backend` does not work here."""
-        _check_backend(backend, devices)
-        return cls(f"{backend}://{make_socket_folder()}", nonce, devices[0], 0)
 
     def send_frame(self, frame: bytes) -> None:
         """Queue bytes. Raises PeerLostError."""
@@ -159,8 +151,6 @@ class TorchDistributedTransport(Transport):
         for thread in (self._sender, self._reader):
             if thread.is_alive():
                 thread.join(_JOIN_SECONDS)
-        if self._rank == 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_sending(self, reason: str) -> None:
         self._loss = self._loss or reason
@@ -182,7 +172,7 @@ class TorchDistributedTransport(Transport):
                 if self._loss is None:
                     more = "NCCL_DEBUG=INFO says more, or use" if self._backend == "nccl" else "use"
                     self._loss = f"the link did not form: {first_line(error)}; {more} transport=auto"
-                    if self._rank:  # the target raises it
+                    if not self._rank:  # the target raises it
                         logger.warning("%s", self._loss)
                 self._interrupt()  # so that the peer does not wait
                 self._inbox.put(None)
@@ -300,7 +290,7 @@ def device_bodies(store: Any, rank: int, device: str) -> Bodies:
     return Bodies(group, timedelta(seconds=DEVICE_BODY_SECONDS), device, lambda: torch.cuda.stream(stream))
 
 
-def _check_backend(backend: Backend, devices: tuple[str, str]) -> None:
+def check_backend(backend: Backend, devices: tuple[str, str]) -> None:
     """Raise ConfigError if NCCL is wanted and cannot link the target's and the draft's device."""
     places = [torch.device(device) for device in devices]
     numbers = {place.index or 0 for place in places if place.type == "cuda"}

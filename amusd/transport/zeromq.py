@@ -11,19 +11,23 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from pathlib import Path
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from amusd.errors import ConfigError, PeerLostError
-from amusd.files import make_socket_folder
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import check_address
-from amusd.transport.base import CLOSED, CLOSED_BY_PEER, LOOK_SECONDS, MAX_QUEUED_MESSAGES, Transport, spin_then_sleep
+from amusd.transport.base import (
+    CLOSED,
+    CLOSED_BY_PEER,
+    LOOK_SECONDS,
+    MAX_QUEUED_MESSAGES,
+    Transport,
+    give_way,
+    spin_then_sleep,
+)
 from amusd.transport.curve import Keys, use_keys
 
 CLOSE_SECONDS = 1.0
@@ -32,6 +36,8 @@ CLOSE_SECONDS = 1.0
 GIVE_WAY_SECONDS = 0.001
 """A sender yields its core after a message, at most this often."""
 
+RECONNECT_MS = 20
+"""How often the connecting end tries while nobody listens."""
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
 _NO_KEY_HELD = (
@@ -45,16 +51,9 @@ class ZeroMQTransport(Transport):
     """A `Transport` to another process. Neither end waits for the other, which the connecting one keeps trying."""
 
     def __init__(
-        self, address: str | None, nonce: int, *, listens: bool, insecure: bool = False, keys: Keys | None = None
+        self, address: str, nonce: int | None, *, listens: bool, insecure: bool = False, keys: Keys | None = None
     ) -> None:
-        """`address`: None for a socket file in a private folder, which `close` removes.
-
-        Raises ConfigError when it is taken, malformed, or beyond this machine without `keys` or `insecure`.
-        """
-        self._private_folder = None
-        if address is None:
-            self._private_folder = make_socket_folder()
-            address = f"ipc://{self._private_folder}/link"
+        """Raises ConfigError for an `address` that is taken, malformed, or beyond this machine without `keys`."""
         checked, is_local = check_address(address, beyond=insecure or keys is not None, to_bind=listens)
         super().__init__(checked, nonce)
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
@@ -64,8 +63,6 @@ class ZeroMQTransport(Transport):
             self._socket = _new_socket(checked, is_local=is_local)
             self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | _REFUSALS)
         except zmq.ZMQError as error:  # there are no descriptors left
-            if self._private_folder is not None:
-                Path(self._private_folder).rmdir()
             raise ConfigError(f"transport: no link can be made: {error}") from error
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -98,7 +95,7 @@ class ZeroMQTransport(Transport):
             self._watch_peer()  # it may have gone since
             raise PeerLostError(CLOSED_BY_PEER if self._is_lost else "the peer stopped reading")
         if time.monotonic() >= self._next_give_way:
-            os.sched_yield()  # to libzmq's thread, which may share this core
+            give_way()  # to libzmq's thread, which may share this core
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def receive_frame(self, timeout: float) -> bytes | None:
@@ -130,8 +127,6 @@ class ZeroMQTransport(Transport):
         if self._authenticator is not None:
             self._authenticator.stop()
         self._socket.context.term()  # returns when the last message has left or lingered long enough
-        if self._private_folder is not None:
-            shutil.rmtree(self._private_folder, ignore_errors=True)
 
     def drop(self) -> None:
         """Close without waiting for the last messages to leave."""
@@ -187,6 +182,7 @@ def _new_socket(address: str, *, is_local: bool) -> zmq.Socket[bytes]:
     socket.set_hwm(MAX_QUEUED_MESSAGES)
     socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.set(zmq.IPV6, int("[" in address))
+    socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     if not is_local:
         socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_INTERVAL_MS)
         socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)

@@ -66,12 +66,12 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured(m
         """Kill the draft during the progress. The next one can come once it is waited for."""
         if done == KILLED_AT:
             lost.kill()
-            assert lost.drafts.ending(TIMEOUT_SECONDS)
-            lost.drafts.ending = lambda _timeout: None  # or the next one may join before the answer's last token
+            assert lost.drafts.ended(TIMEOUT_SECONDS)
+            lost.drafts.start = lambda: False  # or the next one may join before the answer's last token
 
     def let_the_next_come(line: str) -> None:
         notes.append(line)
-        vars(lost.drafts).pop("ending", None)
+        vars(lost.drafts).pop("start", None)
 
     notes: list[str] = []
     monkeypatch.setattr("amusd.commands.compare.show_progress", kill)

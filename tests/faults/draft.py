@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,11 @@ from faults.weather import Weather
 from faults.world import MS, World
 
 from amusd.child import Ended
-from amusd.errors import PeerError, PeerLostError
-from amusd.protocol.messages import Candidate, Close, Hello, Message, Open
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import Candidate, Close, DraftHello, Message, Open, TargetHello
+from amusd.runtime.connection import failure_report
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import failure_report, receive_hello
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
 
@@ -98,18 +99,16 @@ class WatchedDraft(DraftWorker):
 
 
 class DraftProcess:
-    def __init__(self, drafts: Drafts, incarnation: int, nonce: int) -> None:
+    def __init__(self, drafts: Drafts, nonce: int) -> None:
         self.drafts = drafts
         self.world = drafts.world
         self.watch = drafts.watch
-        self.incarnation = incarnation
+        self.incarnation = 0
+        self._nonce = nonce
         self.ended = False
         self._waking = False
         self._busy_until_ns = 0
-        self._nonce = nonce
         self._end: End | None = None
-        self._own = Hello(incarnation, "", ("test",))
-        self._deadline = 0.0
         self._worker: WatchedDraft | None = None
         self._wake_in(self.world.between(1, self.world.random.choice((2, 40))))
 
@@ -174,10 +173,10 @@ class DraftProcess:
         if self._end is None:
             self._end = self.drafts.wires.draft_end(self._nonce, self._passes)
             self._end.on_arrival = lambda: self._wake_in(0)
-            self._deadline = self.world.time_ns() / 1e9 + HANDSHAKE_SECONDS
-            self._end.send(self._own)
-        if receive_hello(self._end, self._own, self._deadline, 0.0) is not None:
+        if isinstance(hello := self._end.receive(0.0), TargetHello):
+            self.incarnation = hello.incarnation
             self._worker = self._new_worker(self._end)
+            self._end.send(DraftHello(hello.incarnation, "", ("test",), 7))
         self._wake_in(20 * MS)
 
     def _new_worker(self, link: End) -> WatchedDraft:
@@ -199,9 +198,8 @@ class DraftProcess:
         return False
 
     def _failed(self, error: BaseException) -> None:
-        of_the_handshake = self._worker is None and isinstance(error, PeerError)
         is_failing = isinstance(error, DrafterFails) or isinstance(error.__cause__, DrafterFails)
-        if isinstance(error, Violation) or not (is_failing or of_the_handshake):
+        if isinstance(error, Violation) or not is_failing:
             raise error
         if self._end is not None:
             self.world.note(f"failure {error!r}")
@@ -227,19 +225,28 @@ class Drafts:
     max_num_seqs: int
     quality: float
     silence: float
-    pid: int | None = None
+    passes: Callable[[int], bool]
+    """Whether the target sleeps until then, or until a message comes."""
+    process = is_here = can_repeat = True
     _process: DraftProcess | None = None
 
-    def ending(self, _timeout: float, /) -> Ended | None:
-        assert self._process is not None
-        return Ended(0, -9) if self._process.ended else None
+    def start(self) -> bool:
+        if self._process is not None and not self._process.ended:
+            return False
+        self._process = None
+        return True
 
-    def tell(self, incarnation: int, _address: str, nonce: int) -> None:
-        self._process = DraftProcess(self, incarnation, nonce)
+    def connect(self, nonce: int) -> End:
+        """To a process that is there as soon as it is asked for."""
+        self._process = DraftProcess(self, nonce)
+        return self.wires.target_end(nonce, self.passes)
+
+    def ended(self, _timeout: float, /) -> Ended | None:
+        return Ended(0, -9) if self._process is not None and self._process.ended else None
+
+    def drop(self) -> None:
+        if self._process is not None:
+            self.world.plan(self.world.between(0.1, 30), self._process.kill)
 
     def stop(self) -> None:
         pass
-
-    def dismiss(self) -> None:
-        assert self._process is not None
-        self.world.plan(self.world.between(0.1, 30), self._process.kill)

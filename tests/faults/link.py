@@ -15,7 +15,7 @@ from faults.weather import ECHO_OF_A_LIFE, TO_DRAFT, TO_TARGET, Weather
 from faults.world import Side, World
 
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Hello, Message
+from amusd.protocol.messages import DraftHello, Message, TargetHello
 from amusd.protocol.wire import encode
 from amusd.transport.base import Transport
 
@@ -173,7 +173,7 @@ class AnySession(End):
         if self.begun and len(frame) >= 14:
             self._nonce = struct.unpack_from("<Q", frame, 6)[0]
         message = super().accept(frame)
-        self.begun |= isinstance(message, Hello)
+        self.begun |= isinstance(message, (TargetHello, DraftHello))
         return message
 
 

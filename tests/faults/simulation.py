@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from faults.draft import HANDSHAKE_SECONDS, Drafts
-from faults.link import End, Wires
+from faults.link import Wires
 from faults.models import VOCAB_SIZE, HashModel, text_of
 from faults.target import WatchedClient, WatchedTarget
 from faults.watch import Violation, Watch
@@ -22,7 +22,6 @@ from faults.world import World
 from amusd.policies.base import Policy
 from amusd.policies.schedules import AutoPolicy, ContinuousPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.runtime.connection import Connection
-from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
@@ -128,7 +127,7 @@ class Simulation:
         self.weather = Weather(self.world)
         self.watch = Watch()
         self.wires = Wires(self.world, self.weather, any_session=self.scenario.bare)
-        of_drafts = self.scenario.max_num_seqs, self.scenario.quality, self.scenario.silence
+        of_drafts = self.scenario.max_num_seqs, self.scenario.quality, self.scenario.silence, self._target_passes
         self.drafts = Drafts(self.world, self.weather, self.wires, self.watch, *of_drafts)
         self._traffic = random.Random(f"traffic {seed}")
         self._is_calm = False
@@ -171,12 +170,14 @@ class Simulation:
             raise Violation("liveness: no candidate was accepted after the last fault")
 
     def _start(self) -> WatchedTarget:
-        restart = DraftRestart(self.drafts, self._listen, HANDSHAKE_SECONDS)
-        restart.start()
+        source = self.drafts
+        connection = Connection(source=source, startup_timeout_seconds=HANDSHAKE_SECONDS, _is_starting=True)
+        connection.now = lambda: self.world.acting.ns / 1e9
+        connection.await_first("")
         recorder = Recorder("target", now_ns=self.world.time_ns)
         client = WatchedClient(
             recorder=recorder,
-            connection=Connection(*restart.first(""), restart),
+            connection=connection,
             world=self.world,
             weather=self.weather,
             watch=self.watch,
@@ -238,9 +239,6 @@ class Simulation:
         elif num_passes > MAX_PASSES_TO_ACCEPT and worker.client.connection.failure is None:
             raise Violation(f"liveness: no candidate was accepted within {num_passes} passes after the last fault")
         return answer.is_live
-
-    def _listen(self, nonce: int) -> End:
-        return self.wires.target_end(nonce, self._target_passes)
 
     def _target_passes(self, deadline_ns: int) -> bool:
         left_ns = deadline_ns - self.world.target.ns

@@ -87,7 +87,7 @@ class World:
         )
         modules = [module for name, module in list(sys.modules.items()) if name.startswith("amusd.")]
         patches = [patch.object(module, "time", clock) for module in modules if vars(module).get("time") is time]
-        patches.append(patch("amusd.runtime.draft_restart.secrets", SimpleNamespace(randbits=nonces)))
+        patches.append(patch("amusd.runtime.connection.secrets", SimpleNamespace(randbits=nonces)))
         for each in patches:
             each.start()
         try:

@@ -15,7 +15,7 @@ from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open, Shutdown, Verdict
 from amusd.transport.base import Transport
-from amusd.transport.factory import listen
+from amusd.transport.factory import connect, meeting_place
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,10 +30,9 @@ LONG = Open(1, 1, tuple(range(200_000)), 300_000, "embedded", 16, 1)
 ECHO = """
 import sys
 from amusd.config import TransportConfig
-from amusd.protocol.messages import Shutdown, Verdict
-from amusd.transport.factory import connect
-link = connect(TransportConfig(kind="nccl"), sys.argv[1], int(sys.argv[2]))
-link.send(Verdict(1, 1, 0, 0, (5,), 0))
+from amusd.protocol.messages import Shutdown
+from amusd.transport.factory import listen
+link = listen(TransportConfig(kind="nccl"), sys.argv[1])
 while (message := link.receive(120.0)) is not None and message != Shutdown():
     link.send(message)
 link.close()
@@ -41,46 +40,49 @@ link.close()
 
 
 @pytest.fixture
-def listener() -> Iterator[Transport]:
-    listener = listen(NCCL, NONCE)
-    yield listener
-    listener.close()
+def echo() -> Iterator[subprocess.Popen[bytes]]:
+    with meeting_place(NCCL) as address:
+        process = subprocess.Popen([sys.executable, "-c", ECHO, address], cwd=Path(__file__).parents[2])
+        process.address = address  # type: ignore[attr-defined]
+        yield process
+        process.kill()
+        process.wait(20.0)
 
 
 @pytest.fixture
-def echo(listener: Transport) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", ECHO, listener.address, str(NONCE)]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
-    assert listener.receive(120.0) == SHORT
-    yield process
-    process.kill()
-    process.wait(20.0)
+def target(echo: subprocess.Popen[bytes]) -> Iterator[Transport]:
+    link = connect(NCCL, echo.address, NONCE)  # type: ignore[attr-defined]
+    assert link is not None
+    link.send(SHORT)
+    assert link.receive(120.0) == SHORT
+    yield link
+    link.close()
 
 
 def test_long_and_short_messages_arrive_in_order_in_both_directions(
-    listener: Transport, echo: subprocess.Popen[bytes]
+    target: Transport, echo: subprocess.Popen[bytes]
 ) -> None:
     messages = [SHORT, LONG, SHORT, SHORT, LONG, LONG] * 20
     for message in messages:
-        listener.send(message)
-    assert [listener.receive(60.0) for _ in messages] == messages
+        target.send(message)
+    assert [target.receive(60.0) for _ in messages] == messages
 
 
 def test_the_target_survives_a_draft_that_dies_with_a_long_message_under_way(
-    listener: Transport, echo: subprocess.Popen[bytes]
+    target: Transport, echo: subprocess.Popen[bytes]
 ) -> None:
     for _ in range(20):
-        listener.send(LONG)
+        target.send(LONG)
     echo.kill()
 
     def receive_for_ever() -> None:
-        while listener.receive(60.0) is not None:
+        while target.receive(60.0) is not None:
             pass
 
     with pytest.raises(PeerLostError):
         receive_for_ever()
     with pytest.raises(PeerLostError):
-        listener.send(Shutdown())
+        target.send(Shutdown())
     assert torch.ones(3, device="cuda:0").sum().item() == 3  # no kernel is left that spins there
 
 

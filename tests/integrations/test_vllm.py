@@ -26,7 +26,7 @@ from amusd.drafters.model import ModelDrafter
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
 from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch, ProposerConfig
-from amusd.protocol.messages import Candidate
+from amusd.protocol.messages import Candidate, DraftHello
 from amusd.runtime.connection import Connection
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_client import DraftClient
@@ -56,33 +56,36 @@ TEXTS = {prompt: continuation(prompt) for prompt in PROMPTS}
 class Drafts:
     """Lives of a draft in this thread, over a link of real frames: `let(n)` has it take up to n steps."""
 
-    failure: str | None = None
+    process = is_here = can_repeat = True
 
     def __init__(self, model: TableModel = MODEL) -> None:
         self._model = model
-        self.losses: list[str] = []
-        self.num_accepted = 0
+        self._num_lives = 0
         self.is_there = True
         self.worker: DraftWorker | None = None
         self.its: MemoryTransport | None = None
 
-    def poll(self) -> tuple[Transport, int] | None:
+    def start(self) -> bool:
+        self.worker = self.its = None
+        return True
+
+    def connect(self, _nonce: int) -> Transport | None:
         if not self.is_there:
             return None
-        life = len(self.losses) + 1
+        self._num_lives += 1
         own, self.its = memory_pair()
         drafters = {"hf": [TableTreeDrafter(self._model) for _ in range(MAX_NUM_SEQS)]}
-        self.worker = DraftWorker(self.its, drafters, life, Recorder("draft"))
-        return own, life
+        self.worker = DraftWorker(self.its, drafters, self._num_lives, Recorder("draft"))
+        self.its.send(DraftHello(self._num_lives, "", ("hf",), 7))
+        return own
 
-    def lost(self, reason: str) -> None:
-        self.losses.append(reason)
-        self.worker = self.its = None
+    def ended(self, _timeout: float, /) -> None:
+        return None
 
-    def accepted(self) -> None:
-        self.num_accepted += 1
+    def drop(self) -> None:
+        pass
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.is_there = False
 
     def let(self, number: int) -> None:
@@ -113,7 +116,7 @@ class Runner:
         self.seconds = 0.0
         config = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."), max_num_seqs=MAX_NUM_SEQS, **settings)
         recorder = Recorder("target", now_ns=lambda: round(self.seconds * 1e9))
-        client = DraftClient(recorder, Connection(draft_restart=drafts))
+        client = DraftClient(recorder, Connection(source=drafts), hello_seconds=0.0)
         self.batch = Batch(client, config, VOCAB_SIZE, CAPACITY, NUM_CANDIDATES)
         self.ids = np.zeros((8, CAPACITY), np.int32)
         self.rows: list[tuple[int, ...]] = []
@@ -217,6 +220,7 @@ def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
 
 def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
     runner = Runner(PROMPTS[0])
+    runner.batch.connection._num_fruitless = 1
     runner.run()
     assert runner.proposed == [[]]  # the draft has not begun
     runner.drafts.let(9)
@@ -225,7 +229,7 @@ def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
     assert runner.run() == [NUM_CANDIDATES]  # and while it verified them, the draft was not let
     assert runner.batch.counts.accepted == NUM_CANDIDATES
     assert runner.batch.counts.rows_without == 1
-    assert runner.drafts.num_accepted == 1
+    assert runner.batch.connection._num_fruitless == 0
 
 
 @pytest.mark.parametrize(("rows_per_step", "is_ready"), [(1, False), (VOCAB_SIZE, True)])
@@ -309,7 +313,7 @@ def test_a_killed_draft_costs_candidates_until_the_next_one_has_the_rows() -> No
     runner.drafts.is_there = False
     runner.run()
     assert runner.proposed == [[]]
-    assert len(runner.drafts.losses) == runner.batch.counts.losses == 1
+    assert len(runner.batch.connection.losses) == runner.batch.counts.losses == 1
     runner.run()
     runner.drafts.is_there = True
     runner.run()
@@ -325,7 +329,7 @@ def test_a_draft_that_refuses_a_row_is_not_taken_for_a_mute_one() -> None:
         runner.drafts.let(4)
         runner.seconds += SILENT_SECONDS
     assert runner.proposed == [[]]
-    assert runner.drafts.losses == []
+    assert runner.batch.connection.losses == []
 
 
 @pytest.mark.parametrize("act", ["receive", "send"])
@@ -340,14 +344,14 @@ def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(
     runner.drafts.is_there = False
     for _ in range(2):
         runner.run()
-    assert runner.drafts.losses == ["no buffer space"]
+    assert runner.batch.connection.losses == ["no buffer space"]
     runner.seconds += 2 * SILENT_SECONDS
     runner.run()
     runner.drafts.is_there = True
     runner.run()
     runner.drafts.let(9)
     assert runner.drafts.num_open == len(runner.batch.client._sequences) == 3  # nothing is left of the lost one
-    assert len(runner.drafts.losses) == 1
+    assert len(runner.batch.connection.losses) == 1
 
 
 def test_a_draft_that_talks_nonsense_is_lost() -> None:
@@ -358,8 +362,8 @@ def test_a_draft_that_talks_nonsense_is_lost() -> None:
         runner.drafts.its.send(FOREIGN)
     for _ in range(2):
         runner.run()
-    assert len(runner.drafts.losses) == 1
-    assert "that the protocol forbids" in runner.drafts.losses[0]
+    assert len(runner.batch.connection.losses) == 1
+    assert "that the protocol forbids" in runner.batch.connection.losses[0]
 
 
 def test_nothing_is_proposed_once_the_draft_is_closed() -> None:
@@ -377,13 +381,13 @@ def test_a_mute_draft_is_told_less_then_replaced() -> None:
     runner.run()
     num_told = [runner.drafts.num_unread]
     for seconds in (QUIET_SECONDS / 2, QUIET_SECONDS, SILENT_SECONDS - 2 * QUIET_SECONDS, 2 * QUIET_SECONDS):
-        assert runner.drafts.losses == []
+        assert runner.batch.connection.losses == []
         runner.seconds += seconds
         runner.run()
         num_told.append(runner.drafts.num_unread)
-    assert num_told[:4] == [1, 2, 4, 6]  # then its opening and a verdict, after 1 s, 2 s, 4 s and so on
-    assert len(runner.drafts.losses) == 1
-    assert "said nothing" in runner.drafts.losses[0]
+    assert num_told[:4] == [2, 3, 5, 7]  # the hello; then its opening and a verdict, after 1 s, 2 s, 4 s and so on
+    assert len(runner.batch.connection.losses) == 1
+    assert "said nothing" in runner.batch.connection.losses[0]
     runner.run()
     runner.drafts.let(9)
     runner.run()
@@ -400,7 +404,7 @@ def test_a_late_draft_is_kept_and_told_all_at_once() -> None:
     runner.drafts.let(9)
     runner.run()
     assert len(runner.proposed[0]) == NUM_CANDIDATES
-    assert runner.drafts.losses == []
+    assert runner.batch.connection.losses == []
 
 
 class WaitedFor(Drafts):
@@ -408,10 +412,10 @@ class WaitedFor(Drafts):
 
     runner: Runner
 
-    def poll(self) -> tuple[Transport, int] | None:
-        found = super().poll()
-        assert found is not None
-        link, receive = found[0], found[0].receive
+    def connect(self, nonce: int) -> Transport | None:
+        link = super().connect(nonce)
+        assert link is not None
+        receive = link.receive
 
         def wait(timeout: float) -> Any:
             if timeout > 0:
@@ -421,7 +425,7 @@ class WaitedFor(Drafts):
             return receive(0.0)
 
         link.receive = wait  # type: ignore[method-assign]
-        return found
+        return link
 
 
 @pytest.mark.parametrize(
@@ -473,7 +477,7 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
     first = ask(proposer, texts)
     assert all(first)
     assert proposer.batch is not None
-    process = proposer.batch.connection.draft_restart.source
+    process = proposer.batch.connection.source.process
     if sys.platform.startswith("linux"):
         assert psutil.Process(process.pid).cpu_affinity() == allowed_cores()[-1:]
     psutil.Process(process.pid).kill()
@@ -501,7 +505,7 @@ def test_wrong_settings_end_in_one_line(small_models: Path, additional: dict[str
 
 
 def test_only_the_first_rank_of_vllm_has_a_draft(small_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "start_draft", lambda *_args, **_options: pytest.fail("a draft was started"))
+    monkeypatch.setattr(vllm, "DraftSource", lambda *_args, **_options: pytest.fail("a draft was started"))
     config = config_of(small_models)
     config.parallel_config = SimpleNamespace(rank=1, tensor_parallel_size=2, world_size=2)
     proposer = AsyncProposer(config)

@@ -71,7 +71,7 @@ def test_more_ranks_than_key_heads_are_refused_before_any_is_started(
     size: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("DraftProcess", "ForkServer"):
+    for name in ("DraftSource", "ForkServer"):
         monkeypatch.setattr(f"amusd.runtime.workers.{name}", Mock(side_effect=AssertionError("it was started")))
     assert main(["generate", "prompt=x", f"target_tensor_parallel_size={size}"]) == 2
     assert f"target_tensor_parallel_size={size}: each rank needs a key head; allowed: 1 to 3" in capsys.readouterr().err

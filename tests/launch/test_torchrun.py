@@ -6,11 +6,10 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -18,21 +17,11 @@ from runtime.gpu_doubles import pretend_gpus
 from torch.distributed import HashStore
 
 import launch.run
-from amusd.child import Ended
-from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
+from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runner.rendezvous import Rendezvous
 from amusd.transport.addresses import address_towards, check_address
-from amusd.transport.factory import numbered_link
-from launch.run import (
-    DraftElsewhere,
-    RankInfo,
-    compose,
-    meet_in_folder,
-    own_device,
-    place_from_environment,
-    start_drafts,
-)
+from launch.run import RankInfo, compose, meet_in_folder, own_device, place_from_environment
 from tests.launch.processes import SECONDS, WAITING, descendants, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer
 from tests.warm import Popen
@@ -97,36 +86,6 @@ def test_each_machine_gives_its_own_gpus_to_its_ranks(
     assert own_device(config, a_place(2, 4, local_rank=1)) == device
 
 
-def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    process = Mock()
-    process.tell.side_effect = lambda *_: process.ending.configure_mock(return_value=None)
-    process.dismiss.side_effect = lambda: process.ending.configure_mock(return_value=Ended(7, -9))
-    started = Mock(return_value=process)
-    monkeypatch.setattr("launch.run.DraftProcess", started)
-    here, there = (
-        numbered_link(TransportConfig(), str(tmp_path), 1, "draft", listens=listens) for listens in (True, False)
-    )
-    told = [(number, f"ipc:///{number}", number) for number in (1, 2)]
-    with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(start_drafts, EngineConfig(), there)
-        drafts = DraftElsewhere(here)
-        drafts.meet("out/events", DEADLINE_SECONDS)
-        drafts.tell(*told[0])
-        assert drafts.ending(0.1) is None
-        drafts.dismiss()
-        assert drafts.ending(DEADLINE_SECONDS) == drafts.ending(0.0) == Ended(7, -9)
-        drafts.tell(*told[1])
-        assert drafts.ending(0.1) is None, "what is known is of the first one"
-        drafts.stop()
-        last.result(DEADLINE_SECONDS)
-    there.close()
-    assert started.call_args.kwargs["events"] == "out/events"
-    assert process.tell.call_args_list == [call(*one) for one in told]
-    process.stop.assert_called_once_with()
-
-
 @pytest.fixture
 def ranks_meet(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
     """What `launch.run.run` does as this rank of two on one machine, all in this process."""
@@ -164,16 +123,20 @@ def meet_apart(monkeypatch: pytest.MonkeyPatch, host: str) -> tuple[RunConfig, R
         transport=TransportConfig(address="tcp://first:29501", insecure=True),
         hardware=HardwareConfig(devices=("cpu", "cpu")),
     )
-    (store := HashStore()).set("device/1", "cpu")
+    store = HashStore()
+    for key, value in (("device/1", "cpu"), ("address/1", "tcp://10.0.0.2:29501")):
+        store.set(key, value)
     return launch.run._meet_apart(store, config, a_place(local_size=1))
 
 
 @pytest.mark.parametrize(
     ("host", "address"), [("10.0.0.1", "tcp://10.0.0.1:29501"), ("fd00::1", "tcp://[fd00::1]:29501")]
 )
-def test_rank_0_listens_at_its_address_in_the_network(monkeypatch: pytest.MonkeyPatch, host: str, address: str) -> None:
+def test_rank_0_and_the_draft_listen_at_their_addresses_in_the_network(
+    monkeypatch: pytest.MonkeyPatch, host: str, address: str
+) -> None:
     config, meeting = meet_apart(monkeypatch, host)
-    assert (config.transport.address, meeting.address, meeting.host) == (address, address, host)
+    assert (config.transport.address, meeting.address, meeting.host) == ("tcp://10.0.0.2:29501", address, host)
     assert check_address(address, beyond=True, to_bind=True) == (address, False)
 
 

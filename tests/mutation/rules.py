@@ -299,7 +299,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "\n    def _receive_counts",
         ),
         "a lost draft stays attached": ("        self.session.detach()\n", ""),
-        "the draft's counts are given to no sequence": ("sequence.receive_counts(message)", "pass"),
+        "the draft's counts are given to no sequence": ("sequence.receive_counts(counts)", "pass"),
         "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
     },
     ("amusd/runtime/connection.py", "tests/runtime/test_draft_client.py"): {
@@ -371,18 +371,26 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "reminders come at equal intervals": ("self._pause_ns *= 2", "self._pause_ns *= 1"),
         "the first prompts have no time of their own": ("+ TAKE_IN_SECONDS * num_new_tokens", ""),
     },
-    ("amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py tests/runtime/test_draft_process.py"): {
-        "the link of a draft that fails leaks": ("        self._drop()\n        self._dis", "        self._dis"),
-        "a draft that hangs before its Hello is left alone": (" = time.monotonic() + FAREWELL_SECONDS", " = math.inf"),
-        "a Hello of another draft is taken": ("if peer.incarnation != self._told:", "if False:"),
+    ("amusd/runtime/connection.py", "tests/runtime/test_connection.py tests/runtime/test_draft_process.py"): {
+        "the link of a draft that fails leaks": ("            self._arriving.drop()\n", ""),
+        "a draft that hangs before its hello is left alone": ("self.now() + FAREWELL_SECONDS", "math.inf"),
+        "a hello of another draft is taken": ("if hello.incarnation != self._hello.incarnation:", "if False:"),
         "a restart without descriptors is fruitless": (
             "self._not_before = now + START",
             "raise PeerLostError  # START",
         ),
-        "the back-off does not double": ("2 ** (self._num_fruitless - 2)", "1"),
-        "a draft that worked for long is given up": ("1 if time.monotonic() >= self._steady_at else ", ""),
-        "a draft of use is not worth a restart": ("self._num_fruitless = 0\n\n    def poll", "pass\n\n    def poll"),
+        "the back-off does not double": ("2 ** (number - 2)", "1"),
+        "a draft that worked for long is given up": ("if self.now() >= self._steady_at:", "if False:"),
+        "a draft of use is not worth a restart": (
+            "        if self.link is not None:\n            self._num_fruitless = 0",
+            "        if False:\n            self._num_fruitless = 0",
+        ),
         "a first draft that ends by itself is started again": ("end.code >= 0", "end.code > 99"),
+        "a server that is away is given up": ("counts = was_met or self.source.process is not None", "counts = True"),
+        "a draft without the drafter that is named is taken": ("sorted({*wanted} - {*draft.drafters})", "sorted(())"),
+    },
+    ("amusd/runtime/draft_server.py", "tests/runtime/test_draft_process.py"): {
+        "what is wrong with one target ends the draft for all": ("if code != FAILED and not self.is_own:", "if False:"),
     },
     ("amusd/runtime/draft_sequence.py", "tests/runtime/test_draft_worker.py"): {
         "work is not counted": ("self.busy_ns += end_ns - start_ns", "pass"),
@@ -555,7 +563,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
     },
     ("amusd/runtime/ranks.py", "tests/models/test_ranks.py"): {
-        "a rank of another version is waited for": ("if self._links[rank].num_rejected:", "if False:"),
+        "the rank of another version is not named": ('ConfigError(f"rank {rank} of the target: {error}")', "error"),
     },
     ("launch/compose.py", "tests/launch/test_compose.py"): {
         "an interpolation in a text is resolved": ("    text = re.sub(", "    re.sub("),
@@ -575,7 +583,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "several machines need no keys": ("beyond=link.insecure or link.keys is not None, ", "beyond=True, "),
         "ranks meet in a folder that others may enter": (" or status.st_mode & 0o077", ""),
         "ranks wait though there is nothing to do": ('    store.set(ADDRESS, "")\n', ""),
-        "what a draft before has said is taken for the next one's": ("        self._end = None\n        ", "        "),
     },
 }
 """By file and the tests that must notice them: what is wrong, the text that is right, and the defect."""

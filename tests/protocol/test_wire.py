@@ -1,4 +1,4 @@
-"""Every message survives the wire, and no bytes whatever make `decode` raise anything but `PeerProtocolError`."""
+"""Every message survives the wire; no bytes make `decode` raise anything but `PeerProtocolError`, or name a version."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from strategies import EXAMPLES, messages, nonces
 
 from amusd.config.decoding import MAX_BIASES
 from amusd.config.engine import MAX_NUM_SEQS
-from amusd.errors import PeerProtocolError
+from amusd.errors import ConfigError, PeerProtocolError
 from amusd.protocol import messages as m
 from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode
 
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
 BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
-HEADER = "414d5344 0b00 efcdab8967452301 1500000000000000"
+HEADER = "414d5344 0c00 efcdab8967452301 1500000000000000"
 GOLDEN = {
     m.Candidate(7, 1, 300, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True, step_ns=3000): HEADER
     + "9c 03 07 01 cd012c cfffffffffffffffff 04 920004 9205ce00011170 90 c3 90 cd0bb8",
     m.Verdict(7, 1, 3, 9, (5, 200), 2): HEADER + "97 04 07 01 03 09 9205ccc8 02",
-    m.Hello(1, "ab", ("a", "bc")): HEADER + "94 01 01 a26162 92a161a26263",
+    m.DraftHello(1, "ab", ("a", "bc"), 9): HEADER + "95 0a 01 a26162 92a161a26263 09",
 }
 """Frames of this version, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 COUNT, ID, TEXT = 2**63 - 1, 2**31 - 1, "\N{GRINNING FACE}" * m.MAX_TEXT_LENGTH
@@ -34,7 +34,7 @@ LARGEST = (
     m.Open(COUNT, COUNT, (ID,) * m.MAX_TOKENS, m.MAX_TOKENS, TEXT, 1, 1, not_over=(2**64 - 1,) * (MAX_NUM_SEQS + 1)),
     m.Verdict(COUNT, COUNT, COUNT, COUNT, (ID,) * m.MAX_TOKENS, COUNT),
     m.Candidate(1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_ROW_BYTES), *(b"",) * (m.MAX_ROWS - 1))),
-    m.Hello(1, TEXT, ("n",) * m.MAX_NAMES),
+    m.DraftHello(1, TEXT, ("n",) * m.MAX_NAMES, COUNT),
     m.Failed(TEXT, TEXT),
     m.Features(1, 1, 0, 1, bytes(m.MAX_FEATURE_BYTES)),
 )
@@ -48,7 +48,7 @@ MISTAKES: dict[str, Any] = {
     "a text": "Shutdown",
     "too many tokens": m.Verdict(0, 0, 0, 0, (0,) * (m.MAX_TOKENS + 1), 0),
     "too long a text": m.Failed("E", "x" * (m.MAX_TEXT_LENGTH + 1)),
-    "too long a frame": m.Hello(1, "", (TEXT,) * m.MAX_NAMES),
+    "too long a frame": m.DraftHello(1, "", (TEXT,) * m.MAX_NAMES, 1),
 }
 DISTRIBUTIONS: dict[str, tuple[str, Any]] = {
     "a negative temperature": ("temperature", -1.0),
@@ -97,7 +97,7 @@ def test_the_layout_of_this_version_does_not_change(message: m.Message) -> None:
 
 
 @settings(max_examples=300)
-@given(frame=st.binary(max_size=200), tag=st.integers(0, 11), body=st.binary(max_size=120))
+@given(frame=st.binary(max_size=200), tag=st.integers(0, 14), body=st.binary(max_size=120))
 def test_random_bytes_raise_only_wire_errors(frame: bytes, tag: int, body: bytes) -> None:
     with pytest.raises(PeerProtocolError):
         decode(frame)
@@ -111,8 +111,12 @@ def test_a_spoilt_frame_is_refused_or_is_the_frame_of_another_message(name: str)
     for damaged in (*with_a_bit_flipped(frame), *(frame[:length] for length in range(len(frame))), frame + b"\0"):
         with pytest.raises(PeerProtocolError):
             decode(damaged)
-    for spoilt in with_a_bit_flipped(body):
-        decodes_or_refuses(seal(spoilt))
+    for bit, spoilt in enumerate(with_a_bit_flipped(body)):
+        if 32 <= bit < 48:
+            with pytest.raises(ConfigError, match="install one amusd at both ends"):
+                decode(seal(spoilt))
+        else:
+            decodes_or_refuses(seal(spoilt))
     for cut in (*(body[:length] for length in range(len(body))), body + b"\0"):
         with pytest.raises(PeerProtocolError):
             decode(seal(cut))
@@ -126,7 +130,7 @@ def test_a_spoilt_frame_is_refused_or_is_the_frame_of_another_message(name: str)
         ("98 04 07 01 03 09 9205ccc8 02 c0", "other bytes"),  # one field too many
         ("97 04 07 01 03 09 9205ccc8 cb4000000000000000", "Expected `int`"),
         ("97 04 07 01 03 09 ddffffffff", "Expected `array` of length"),
-        ("92 0a 00", "Invalid value 10"),
+        ("92 0d 00", "Invalid value 13"),
         ("91" * 100_000, "Expected `int`"),
         ("98 04 07 01 03 09 90 02" + "91" * 100_000 + "90", "recursion"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Message
+from amusd.protocol.messages import DraftHello, Message, TargetHello
 
 
 class Clock:
@@ -22,6 +22,9 @@ class Clock:
 class Link:
     address = "nowhere"
     num_rejected = sent_ns = 0
+    refusal: str | None = None
+    answers = True
+    """Whether it says hello to a target that does."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,6 +36,8 @@ class Link:
         if self.is_lost:
             raise PeerLostError("the link is cut")
         self.sent.append((self._clock.ns / 1e9, message))
+        if isinstance(message, TargetHello) and self.answers:
+            self.inbox.append(DraftHello(message.incarnation, "", ("test",), 7))
 
     def has_room(self, _num_bytes: int) -> bool:
         return True

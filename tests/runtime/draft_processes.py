@@ -15,7 +15,6 @@ from runtime.pair import (
     TIMEOUT_SECONDS,
     VOCAB_SIZE,
     KeepingRecorder,
-    one_by_one,
     oracle,
     paced_model,
     params,
@@ -25,11 +24,11 @@ from table_model import TableTokenizer
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, EngineConfig, TransportConfig
-from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.runtime import draft_process, startup
-from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime import draft_process, draft_server, startup
+from amusd.runtime.draft_server import Offer
+from amusd.runtime.draft_source import DraftSource
 from tests.warm import Popen
 
 NUM_TOKENS = 60
@@ -46,12 +45,12 @@ main()
 
 def main() -> None:
     good = oracle(NUM_TOKENS, right_with_probability(0.8, 3))
-    startup.prepare_draft = lambda _config: LoadedDrafters({"oracle": one_by_one(good)}, tokenizer_hash="")
+    draft_server.prepare = lambda config: Offer({"oracle": [good() for _ in range(config.max_num_seqs)]}, "")
     draft_process.main()
 
 
 class Survivor:
-    def __init__(self, engine: Engine, drafts: DraftProcess) -> None:
+    def __init__(self, engine: Engine, drafts: DraftSource) -> None:
         self.engine = engine
         self.drafts = drafts
 
@@ -64,9 +63,8 @@ class Survivor:
         return answer
 
     def kill(self) -> None:
-        assert self.drafts.pid is not None
         with suppress(psutil.NoSuchProcess):
-            psutil.Process(self.drafts.pid).kill()
+            psutil.Process(self.drafts.process.pid).kill()
 
     def await_help(self, schedule: DecodingConfig) -> Generation:
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -86,8 +84,8 @@ def survivor(kind: str) -> Iterator[Survivor]:
         patch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", PROGRAM])
         loaded = paced_model(PASS_SECONDS), TableTokenizer(VOCAB_SIZE)
         patch.setattr(startup, "load_with_followers", lambda *_: loaded)
-        drafts = DraftProcess(config)
+        drafts = DraftSource(config)
         with ExitStack() as running:
             worker, tokenizer = startup.connect_target(config, drafts, KeepingRecorder("target"), running)
-            with Engine(worker, tokenizer, drafters=["oracle"], drafts=drafts) as engine:
+            with Engine(worker, tokenizer, drafters=["oracle"]) as engine:
                 yield Survivor(engine, drafts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from memory_link import MemoryTransport, memory_pair
@@ -17,17 +17,16 @@ from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.child import Ended
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.drafters.base import Drafter, DrafterFactory
-from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
-from amusd.errors import PeerLostError
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
+from amusd.protocol.messages import TargetHello
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.draft_restart import DraftRestart
-from amusd.runtime.startup import serve_draft
+from amusd.runtime.draft_process import TOLD
+from amusd.runtime.draft_server import DraftServer, Offer
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -91,53 +90,59 @@ def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:
     return lambda number: [make() for _ in range(number)]
 
 
+class KeepingServer(DraftServer):
+    def recorder_of(self, hello: TargetHello) -> Recorder:
+        return self.recorder
+
+    recorder: Recorder
+
+
 class DraftThread:
     """A life of the draft, on a thread of its own, and how it ended."""
 
-    error: BaseException | None = None
+    code: int | None = None
 
-    def __init__(self, drafts: DraftThreads, link: MemoryTransport, incarnation: int) -> None:
+    def __init__(self, drafts: DraftThreads, link: MemoryTransport) -> None:
         self.link = link
         self.recorder: Recorder = KeepingRecorder("draft")
-        self.thread = threading.Thread(target=self._run, args=(drafts, incarnation), daemon=True)
+        self._server = KeepingServer(EngineConfig(), "", is_own=True)
+        self._server.recorder = self.recorder
+        made = {name: [make() for _ in range(drafts.max_num_seqs)] for name, make in drafts.factories.items()}
+        self.thread = threading.Thread(target=self._run, args=(Offer(made, ""),), daemon=True)
         self.thread.start()
 
-    def _run(self, drafts: DraftThreads, incarnation: int) -> None:
-        loaded = LoadedDrafters(drafts.factories, tokenizer_hash="")
+    def _run(self, offer: Offer) -> None:
         try:
-            serve_draft(EngineConfig(max_num_seqs=drafts.max_num_seqs), self.link, self.recorder, incarnation, loaded)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            self.error = error
+            self.code = self._server.serve_target(self.link, offer)
         finally:
             self.link.close()
 
 
 class DraftThreads:
-    """Starts drafts on threads, as soon as one is wanted. A `DraftSource`."""
+    """Starts drafts on threads, as soon as a target connects. A `DraftSource`."""
 
-    pid = None
+    process = is_here = True
 
-    def __init__(self, factories: Factories, max_num_seqs: int, **delays: Any) -> None:
-        self.factories = {name: one_by_one(make) for name, make in factories.items()}
+    def __init__(self, factories: Factories, max_num_seqs: int, *, can_repeat: bool, **delays: Any) -> None:
+        self.factories = factories
         self.max_num_seqs = max_num_seqs
+        self.can_repeat = can_repeat
+        self.wrap: Callable[[MemoryTransport], Transport] = lambda link: link
         self._delays = delays
-        self._ends: dict[int, MemoryTransport] = {}
-        """The draft's end of each link that was listened on, by nonce."""
         self.lives: list[DraftThread] = []
 
-    def listen(self, nonce: int) -> MemoryTransport:
-        target_end, self._ends[nonce] = memory_pair(nonce=nonce, **self._delays)
-        return target_end
+    def start(self) -> bool:
+        return not self.lives or not self.lives[-1].thread.is_alive()
 
-    def ending(self, timeout: float, /) -> Ended | None:
-        thread = self.lives[-1].thread
-        thread.join(timeout)
-        return None if thread.is_alive() else Ended(0, 1)
+    def connect(self, nonce: int) -> Transport:
+        target_end, draft_end = memory_pair(nonce=nonce, **self._delays)
+        self.lives.append(DraftThread(self, draft_end))
+        return self.wrap(target_end)
 
-    def tell(self, incarnation: int, _address: str, nonce: int) -> None:
-        self.lives.append(DraftThread(self, self._ends.pop(nonce), incarnation))
+    def ended(self, _timeout: float, /) -> Ended | None:
+        return None
 
-    def dismiss(self) -> None:
+    def drop(self) -> None:
         self.lives[-1].link.kill()
 
     def stop(self) -> None:
@@ -146,7 +151,7 @@ class DraftThreads:
             life.link.close()
             life.thread.join(TIMEOUT_SECONDS)
             assert not life.thread.is_alive(), "a draft did not end"
-            assert life.error is None or isinstance(life.error, PeerLostError)  # where a test has killed its link
+            assert life.code in (0, TOLD, None)  # where a test has killed its link
 
 
 @contextmanager
@@ -164,20 +169,16 @@ def engine_of(
 
     A lost draft is replaced if `restarts`. All have ended well when this returns.
     """
-    drafts = DraftThreads(factories, max_num_seqs, **delays)
+    drafts = DraftThreads(factories, max_num_seqs, can_repeat=restarts, **delays)
+    drafts.wrap = wrap_target_link
     recorder = KeepingRecorder("target")
-    restart = DraftRestart(
-        drafts, lambda nonce: wrap_target_link(drafts.listen(nonce)), TIMEOUT_SECONDS, can_repeat=restarts
-    )
-    restart.start()
-    try:
-        connection = Connection(*restart.first(tokenizer.fingerprint), restart if restarts else None)
+    with ExitStack() as running:
+        connection = Connection.to(drafts, EngineConfig(startup_timeout_seconds=TIMEOUT_SECONDS), running)
+        connection.await_first(tokenizer.fingerprint)
         client = DraftClient(recorder, connection)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(factories)) as engine:
             yield engine, drafts
-    finally:
-        drafts.stop()
 
 
 @contextmanager

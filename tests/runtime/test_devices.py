@@ -16,7 +16,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.devices import device_of, devices_of, settle_devices, warn_of_sharing
-from amusd.runtime.startup import serve_draft
+from amusd.runtime.draft_server import load
 from amusd.tracing.recorder import Recorder
 
 
@@ -96,7 +96,7 @@ def test_a_gpu_that_cannot_be_claimed_is_one_line(error: str, line: str, monkeyp
     config = on("cuda:2", "cuda:3")
     for start in (
         lambda: Engine.connect(config, None, Recorder("target")),
-        lambda: serve_draft(config, Mock(), Recorder("draft"), 1, None),
+        lambda: load(config),
         lambda: [*_machine(config)],
     ):
         with pytest.raises(ConfigError, match=rf"^device cuda(:\d)?: {line}") as caught:
@@ -132,4 +132,4 @@ def test_each_worker_names_its_gpu_before_it_does_anything_else_with_cuda(
     config = on("cuda:2", "cuda:3")
     assert claims(lambda: Engine.connect(config, None, Recorder("target"))) == "cuda:2"
     assert claims(lambda: Engine.start(on("cuda:2", "cuda:3", drafters=()))) == "cuda:2"
-    assert claims(lambda: serve_draft(config, Mock(), Recorder("draft"), 1, None)) == "cuda:3"
+    assert claims(lambda: load(config)) == "cuda:3"

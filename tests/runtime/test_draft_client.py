@@ -20,7 +20,7 @@ from table_model import TableModel
 
 from amusd.policies.base import Policy, TargetView, Wait
 from amusd.policies.schedules import ContinuousPolicy, SynchronousPolicy
-from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
+from amusd.protocol.messages import Candidate, Close, DraftHello, Message, Open, Progress, Refused, Verdict
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import SETTLE_SECONDS, DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, MAX_SIGN_SECONDS, SILENCES, TAKE_IN_SECONDS
@@ -36,27 +36,28 @@ PASS_SECONDS = 0.01
 
 
 class Next:
-    """The next draft, which loads for `load_seconds`; to lose it meanwhile is to begin again."""
+    """The source of the next draft, which loads for `load_seconds`; to lose it meanwhile is to begin again."""
 
-    failure = None
+    process = is_here = can_repeat = True
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._ready_ns, self._incarnation = clock, 0, 1
+        self._clock, self._ready_ns = clock, 0
         self.load_seconds = 0.0
-        self.num_accepted = 0
 
-    def lost(self, _reason: str) -> None:
-        self.link = Link(self._clock)
-        self._incarnation += 1
+    def start(self) -> bool:
         self._ready_ns = self._clock.ns + round(self.load_seconds * 1e9)
+        return True
 
-    def poll(self) -> tuple[Link, int] | None:
-        return (self.link, self._incarnation) if self._clock.ns >= self._ready_ns else None
+    def connect(self, _nonce: int) -> Link | None:
+        if self._clock.ns < self._ready_ns:
+            return None
+        self.link = Link(self._clock)
+        return self.link
 
-    def accepted(self) -> None:
-        self.num_accepted += 1
+    def ended(self, _timeout: float, /) -> None:
+        return None
 
-    def close(self) -> None:
+    def drop(self) -> None:
         pass
 
 
@@ -68,17 +69,13 @@ class SlowModel(TableModel):
         return super().run(*args, **options)
 
 
-def hello(incarnation: int) -> Hello:
-    return Hello(incarnation, "", ("test",))
-
-
 class Target:
     def __init__(self, *, round_trip_seconds: float = 0.0) -> None:
         self.clock = Clock()
         self.link, self.next = Link(self.clock), Next(self.clock)
         recorder = Recorder("target", now_ns=self.clock)
-        succession: Any = self.next
-        self.connection = Connection(self.link, 1, succession)
+        source: Any = self.next
+        self.connection = Connection(self.link, 1, source, now=lambda: self.clock.ns / 1e9)
         self.client = DraftClient(recorder, self.connection, round_trip_seconds)
         model = SlowModel(VOCAB_SIZE, seed=7, max_length=2000)
         model.clock = self.clock
@@ -152,7 +149,7 @@ def test_a_silent_draft_costs_one_pause_in_the_whole_answer() -> None:
 
 def test_a_silent_draft_that_nothing_replaces_is_told_again_at_longer_and_longer_intervals() -> None:
     target = Target()
-    target.connection.draft_restart = None
+    target.connection.source = None
     for _ in decode(target.worker, *target.request(1000)):
         pass
     told = [at for at, message in target.link.sent if isinstance(message, Verdict)]
@@ -180,7 +177,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     sequence = target.open()
     target.client.take(SILENCE)
     assert not target.client.may_hear(sequence)
-    nonsense = Hello(1, "", ())
+    nonsense = DraftHello(1, "", (), 7)
     target.link.inbox += [nonsense] * (MAX_NONSENSE - 1)
     target.client.drain()
     assert target.connection.link is not None
@@ -201,11 +198,12 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
     for token_id, number in (((right + 1) % VOCAB_SIZE, 0), (right, 1)):
         target = Target()
         target.link.inbox.append(chain(1, PROMPT, (token_id,)))
+        target.connection._num_fruitless = 3
         next(decode(target.worker, *target.request(20)))
-        assert target.next.num_accepted == number
+        assert target.connection._num_fruitless == (0 if number else 3)
     target.connection.lose("its process ended")
     target.connection.accepted()
-    assert target.next.num_accepted == 1
+    assert target.connection._num_fruitless == 1
 
 
 def without_waits(target: Target, num_tokens: int) -> TargetSequence:
@@ -266,11 +264,13 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
         target.connection.link.is_lost = True  # type: ignore[union-attr]
         target.client.take(0.0)
         for _ in range(round(load_seconds / SILENCE)):  # passes without a draft
+            assert not target.client.look_for_next()
             target.clock.pass_by(SILENCE)
             target.client.drain()
             target.client.tell(sequence)
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
+        target.connection.accepted()  # or after so many losses it were given up
         assert target.client.may_hear(sequence)
         assert target.connection.losses == ["the link is cut"] * number
     assert (target.connection.num_restarts, caplog.messages) == (30, [])
@@ -295,7 +295,7 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
         def send(self, message: Message) -> None:
             super().send(message)
             if isinstance(message, Open):
-                self.inbox.append(Progress(message.sequence_id, *[0] * 5))
+                self.inbox.append(Refused(message.sequence_id))
 
     target = Target()
     target.connection.link = Refusing(target.clock)

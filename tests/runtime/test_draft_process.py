@@ -8,8 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -18,13 +22,21 @@ from lines import logged
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
 from table_model import TableTokenizer
 
+from amusd.child import Ended
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, TransportConfig
 from amusd.engine import Engine
-from amusd.runtime import draft_process, draft_restart
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import DraftHello, TargetHello
+from amusd.protocol.wire import encode
+from amusd.runtime import connection, draft_process, draft_server
+from amusd.runtime.connection import MAX_RESTARTS
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.draft_restart import MAX_RESTARTS
+from amusd.runtime.draft_server import DraftServer
+from amusd.runtime.draft_source import DraftSource
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events
+from amusd.transport import factory
+from amusd.transport.factory import meeting_place
 from tests.warm import Popen
 
 SECONDS = 60.0
@@ -63,7 +75,7 @@ def test_a_target_whose_draft_ends_before_its_hello_starts_alone_and_says_so(
     monkeypatch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", child])
     started = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr("amusd.child.subprocess.Popen", started)
-    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "BACK_OFF_SECONDS", 0.01)
     before, others = psutil.Process().num_fds(), psutil.Process().children()
     with Engine.start(CONFIG) as engine:
         *killed, line = caplog.messages
@@ -86,12 +98,10 @@ def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same
     monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
     met: list[int | None] = []
     events = f"{tmp_path}/events"
-    process = DraftProcess(CONFIG, events=events)
-    with logged() as lines, Engine.connect(CONFIG, process, Recorder("target", events)) as engine:
-        first, restart = engine.draft_pid, engine.draft.draft_restart
+    with logged() as lines, Engine.connect(CONFIG, DraftSource(CONFIG), Recorder("target", events)) as engine:
+        first = engine.draft_pid
         assert first is not None
-        assert restart is not None
-        restart.on_met = lambda: met.append(process.pid)
+        engine.draft.on_met = lambda: met.append(engine.draft_pid)
         server = psutil.Process(first).ppid()
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + SECONDS
@@ -110,6 +120,43 @@ def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same
     for role, name in (("target", "target_pass"), ("draft", "draft_step")):
         ids = {event.sequence_id for event in read_events(tmp_path, role) if event.name == name}
         assert answer.sequence_id in ids, role
+
+
+def test_a_process_that_cannot_be_forked_serves_target_after_target_whatever_one_says(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listens = iter([factory.listen] * 3)
+
+    def listen(*given: Any, **named: Any) -> Any:
+        return next(listens)(*given, **named)
+
+    monkeypatch.setattr(draft_server, "listen", listen)
+    frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
+    of_another_version = frame + zlib.crc32(frame).to_bytes(4, "little")
+    with meeting_place(CONFIG.transport) as address, ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(DraftServer(CONFIG, address, is_own=False).run)
+        for number in (1, 2, 3):
+            while (target := factory.connect(CONFIG.transport, address, number)) is None:
+                assert not serving.done()
+            with closing(target):
+                hello = encode(TargetHello(number, "any", None), number)
+                target.send_frame(of_another_version if number == 2 else hello)
+                with pytest.raises(PeerLostError) if number == 2 else nullcontext():
+                    assert target.receive(SECONDS) == DraftHello(number, "", ("ngram",), os.getpid())
+        with pytest.raises(StopIteration):
+            serving.result(SECONDS)
+    assert len([line for line in caplog.messages if "the peer speaks protocol version 11" in line]) == 1
+
+
+@pytest.mark.parametrize(("ends", "code", "num_started"), [((-9, 4), 0, 2), ((3, 2), 2, 1), ((1,), 1, 0)])
+def test_a_draft_is_kept_until_that_is_over_or_it_cannot_begin(
+    ends: tuple[int, ...], code: int, num_started: int
+) -> None:
+    process: Any = Mock(spec=DraftProcess)
+    process.ended.side_effect = [None, *(Ended(7, code) for code in ends)]
+    assert DraftProcess.keep(process, lambda: process.ended.call_count > len(ends)) == code
+    assert process.start_next.call_count == num_started
+    process.stop.assert_called_once_with()
 
 
 SCRIPT = f"""
@@ -181,12 +228,11 @@ def test_a_drafter_that_always_raises_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
-    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "BACK_OFF_SECONDS", 0.01)
     (tmp_path / "own.py").write_text(OWN)
     config = replace(CONFIG, drafters=(DrafterConfig(kind="custom", factory=f"{tmp_path}/own.py:make"),))
-    process = DraftProcess(config, events=f"{tmp_path}/events")
     schedule = DecodingConfig(mode="asynchronous", policy="chain")
-    with Engine.connect(config, process, Recorder("target")) as engine:
+    with Engine.connect(config, DraftSource(config), Recorder("target", f"{tmp_path}/events")) as engine:
         deadline = time.monotonic() + SECONDS
         while engine.draft.failure is None and time.monotonic() < deadline:
             assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]

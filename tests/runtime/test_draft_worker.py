@@ -17,7 +17,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.policies.estimates import VerdictClock
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
+from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Refused, Shutdown, Verdict
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
 
 PROMPT = (3, 1, 4)
@@ -122,7 +122,7 @@ def test_an_impossible_verdict_is_refused_and_changes_nothing() -> None:
     """Without an answer the target would take the draft for silent."""
     draft = Draft(max_lookahead=4)
     draft.say(Verdict(1, 1, 0, len(PROMPT) + 1, ANSWER[1:2], 1))  # nobody told what comes before
-    assert [(said.sequence_id, said.open_ns) for said in draft.link.messages(Progress)] == [(1, 0)]
+    assert draft.link.messages(Refused) == [Refused(1)]
     draft.steps(9)
     assert draft.drafted(1) == ANSWER[:4]
 
@@ -131,7 +131,7 @@ def test_a_sequence_that_was_refused_is_closed_with_counts_of_nothing() -> None:
     """Else the target would wait for them."""
     draft = Draft()
     draft.say(Close(2))
-    assert [(said.sequence_id, said.open_ns) for said in draft.link.messages(Progress)] == [(2, 0)]
+    assert draft.link.messages(Refused) == [Refused(2)]
 
 
 def test_only_the_newest_of_several_verdicts_is_followed() -> None:
@@ -176,7 +176,7 @@ def test_where_no_drafter_is_free_a_sequence_is_refused_and_may_ask_again(caplog
     draft = Draft(max_num_seqs=2, num_open=2)
     draft.say(draft.opening(3), draft.opening(3), draft.opening(2))
     assert set(draft.worker._sequences) == {1, 2}
-    assert [said.sequence_id for said in draft.link.messages(Progress)] == [3, 3]
+    assert [said.sequence_id for said in draft.link.messages(Refused)] == [3, 3]
     draft.say(draft.end(1), draft.opening(3))
     assert set(draft.worker._sequences) == {2, 3}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [

@@ -190,7 +190,7 @@ def test_a_draft_that_joins_late_gets_the_features_of_the_whole_prefix() -> None
         for token in answer:
             tokens.append(token.token_id)
             if len(tokens) == 5:
-                drafts.dismiss()
+                drafts.drop()
         assert answer.result().metrics.num_draft_restarts == 1
     assert tuple(tokens[:NUM_TOKENS]) == reference(NUM_TOKENS)[len(PROMPT) :]
     second = drafters[1].features

@@ -11,12 +11,10 @@ from msgspec.structs import replace
 from runtime.clocked import Clock, Link
 
 from amusd.drafters.ngram import NgramDrafter
-from amusd.errors import ConfigError, PeerError
-from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown, Verdict
+from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import await_hello
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 
@@ -63,13 +61,6 @@ def answers_at(target: Transport) -> list[Message]:
     return answers
 
 
-def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
-    here, there = memory_pair()
-    there.send(Failed("Error", "no\n\tspace\x1b[2J\x07left"))
-    with pytest.raises(PeerError, match=r"no\n\tspace\?\[2J\?left"):
-        await_hello(here, Hello(0, "", ()), 5.0)
-
-
 def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only() -> None:
     clock = Clock()
     num_read = 0
@@ -81,18 +72,10 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
             clock.pass_by(0.005)
             return Progress(1, 0, 0, 0, 0, 1)
 
-    greeting = Hello(1, "", ("ngram",))
-    client = DraftClient(Recorder("target", now_ns=clock), Connection(Flood(clock), greeting.incarnation))
+    client = DraftClient(Recorder("target", now_ns=clock), Connection(Flood(clock), 1))
     sequence: Any = Mock(at_draft=None, max_silence_seconds=1.0)
     client._sequences[1] = sequence
     client.drain()
     assert num_read == 4
     client.drain()
     assert num_read == 8
-
-
-def test_another_tokenizer_is_one_line_with_its_way_out() -> None:
-    here, there = memory_pair()
-    there.send(Hello(1, "a" * 64, ("eagle",)))
-    with pytest.raises(ConfigError, match=r"^drafter=eagle: its tokenizer differs .* or use drafter=ngram$"):
-        await_hello(here, Hello(0, "b" * 64, ()), 5.0)

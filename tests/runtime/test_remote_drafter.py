@@ -20,7 +20,6 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
-from amusd.protocol.messages import Hello
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
@@ -48,8 +47,7 @@ class Middle:
         self.worker = DraftWorker(
             link=its, drafters={"inner": [INNER[inner]()]}, incarnation=1, recorder=Recorder("draft")
         )
-        peer = Hello(1, "", ("inner",))
-        self.client = DraftClient(Recorder("target"), Connection(own, peer.incarnation))
+        self.client = DraftClient(Recorder("target"), Connection(own, 1))
         self.inner = RemoteDrafter(self.client, "inner", 6)
         self.drafter = CascadeDrafter(MODEL, self.inner)
         self.drafter.set_distribution(distribution)

@@ -28,7 +28,7 @@ def link(request: pytest.FixtureRequest) -> Iterator[Link]:
 
 @pytest.fixture
 def ends(link: Link) -> tuple[Transport, Transport]:
-    ends = link.listen(), link.connect()
+    ends = link.listen(), link.connect()  # the draft's end, which takes the nonce that comes first, and the target's
     for receiver, sender in (ends, ends[::-1]):
         sender.send(Shutdown())
         assert expect(receiver) == Shutdown()

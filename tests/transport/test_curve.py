@@ -14,20 +14,15 @@ from pathlib import Path
 import pytest
 from transport.links import DEADLINE, NONCE, expect
 
-from amusd.config import TransportConfig
+from amusd.config import EngineConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.protocol.messages import Hello, Verdict
-from amusd.runtime.handshake import await_hello, receive_hello
-from amusd.transport.base import Transport
+from amusd.protocol.messages import Verdict
 from amusd.transport.curve import read_keys, write_keys
 from amusd.transport.factory import connect, listen, numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
-from amusd.types import Role
 
 OTHER_NODE = "tcp://127.0.0.2:*"
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
-HELLO = Hello(0, "", ())
-OF_DRAFT = Hello(1, "", ("ngram",))
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +41,18 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def listener(folder: Path) -> Iterator[ZeroMQTransport]:
-    listener = ZeroMQTransport(OTHER_NODE, NONCE, listens=True, keys=read_keys(folder, "target"))
+    listener = ZeroMQTransport(OTHER_NODE, NONCE, listens=True, keys=read_keys(folder, "draft"))
     yield listener
     listener.close()
 
 
 @contextmanager
-def drafting(address: str, keys: Path | None) -> Iterator[Transport]:
+def coming(address: str, keys: Path | None) -> Iterator[ZeroMQTransport]:
+    """The target's end, which has begun to speak."""
     link = connect(TransportConfig(address=address, keys=None if keys is None else str(keys)), address, NONCE)
+    assert isinstance(link, ZeroMQTransport)
     with closing(link):
-        link.send(OF_DRAFT)
+        link.send(VERDICT)
         yield link
 
 
@@ -66,34 +63,27 @@ def wait_for_refusal(*ends: ZeroMQTransport) -> None:
         assert time.monotonic() < deadline
 
 
-def meet(listener: ZeroMQTransport, folder: Path) -> None:
-    with drafting(listener.address, folder) as draft:
-        await_hello(listener, HELLO, DEADLINE)
-        assert draft.receive(DEADLINE) == HELLO
-
-
 @pytest.mark.parametrize("keys", ["other", "none"])
-def test_a_draft_with_another_key_or_none_ends_in_one_line_and_the_target_waits_on(
+def test_a_target_with_another_key_or_none_is_refused_in_one_line_and_the_draft_waits_on(
     listener: ZeroMQTransport, folder: Path, other_folder: Path, keys: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with drafting(listener.address, other_folder if keys == "other" else None) as draft:
-        wait_for_refusal(listener)
-        with pytest.raises(ConfigError, match=r"no peer in time: .* both ends need transport\.keys") as caught:
-            await_hello(listener, HELLO, 1.0)
-        with pytest.raises(ConfigError, match=r"no peer in time: tcp://127\.0\.0\.2:") as there:
-            receive_hello(draft, OF_DRAFT, 0.0, 0.1)
-    assert "\n" not in str(caught.value) + str(there.value)
+    with coming(listener.address, other_folder if keys == "other" else None) as target:
+        wait_for_refusal(listener, target)
+        for end in (listener, target):
+            assert end.refusal.startswith("tcp://127.0.0.2:")
+            assert end.refusal.endswith("both ends need transport.keys, from one `amusd keys`, or neither")
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
     assert all(": refused: " in warning for warning in warnings)
-    meet(listener, folder)
+    with coming(listener.address, folder):
+        assert expect(listener) == VERDICT
 
 
-@pytest.mark.parametrize("wrong", ["a draft that is not on the list", "a draft that takes another for its target"])
+@pytest.mark.parametrize("wrong", ["a target that is not on the list", "a target that takes another for its draft"])
 def test_both_ends_check_the_other_ones_key(
     listener: ZeroMQTransport, folder: Path, other_folder: Path, wrong: str
 ) -> None:
-    ours, theirs = read_keys(folder, "draft"), read_keys(other_folder, "draft")
+    ours, theirs = read_keys(folder, "target"), read_keys(other_folder, "target")
     unknown = dataclasses.replace(theirs, peer=ours.peer)
     misled = dataclasses.replace(ours, peer=theirs.peer)
     link = ZeroMQTransport(listener.address, NONCE, keys=unknown if "list" in wrong else misled, listens=False)
@@ -106,7 +96,7 @@ def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTra
     place = ("127.0.0.2", int(listener.address.rpartition(":")[2]))
     with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        link = ZeroMQTransport(listener.address, NONCE, keys=read_keys(folder, "draft"), listens=False)
+        link = ZeroMQTransport(listener.address, NONCE, keys=read_keys(folder, "target"), listens=False)
         for sender, receiver in ((link, listener), (listener, link)):
             sender.send(VERDICT)
             assert expect(receiver) == VERDICT
@@ -114,15 +104,17 @@ def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTra
         assert silent.fileno() >= 0
 
 
-@pytest.mark.parametrize(("role", "comes_in"), [("target", True), ("draft", False)])
-def test_a_rank_of_the_target_proves_to_have_its_key_and_a_draft_is_none(
-    folder: Path, tmp_path: Path, role: Role, comes_in: bool
-) -> None:
+@pytest.mark.parametrize("comes_in", [True, False])
+def test_a_rank_of_the_target_proves_to_have_its_key_and_a_draft_is_none(folder: Path, comes_in: bool) -> None:
     with socket.create_server(("127.0.0.2", 0)) as probe:
         address = f"tcp://127.0.0.2:{probe.getsockname()[1] - 1}"
     config = TransportConfig(address=address, keys=str(folder))
-    first = numbered_link(config, address, 1, "target", listens=True)
-    other = numbered_link(config, address, 1, role, listens=False)
+    first = numbered_link(config, address, 1, listens=True)
+    other = numbered_link(config, address, 1, listens=False)
+    if not comes_in:
+        other.close()
+        keys = dataclasses.replace(read_keys(folder, "draft"), peer=read_keys(folder, "target").public)
+        other = ZeroMQTransport(first.address, 0, keys=keys, listens=False)
     other.send_frame(b"ready")
     if comes_in:
         assert first.receive_frame(DEADLINE) == b"ready"
@@ -149,24 +141,24 @@ def test_new_keys_never_take_the_place_of_others(folder: Path, tmp_path: Path) -
 
 
 MISTAKES = {
-    "no folder": ("nothing", lambda folder: None, "target.key_secret: no keys in it; `amusd keys FOLDER`"),
-    "an open secret": ("keys", lambda folder: (folder / "target.key_secret").chmod(0o640), "mode 040.; chmod 600 it"),
+    "no folder": ("nothing", lambda folder: None, "draft.key_secret: no keys in it; `amusd keys FOLDER`"),
+    "an open secret": ("keys", lambda folder: (folder / "draft.key_secret").chmod(0o640), "mode 040.; chmod 600 it"),
     "no key": (
         "keys",
-        lambda folder: (folder / "target.key_secret").write_text("curve\n"),
+        lambda folder: (folder / "draft.key_secret").write_text("curve\n"),
         "no keys in it",
     ),
     "a key of other letters": (
         "keys",
-        lambda folder: (folder / "target.key_secret").write_text(
+        lambda folder: (folder / "draft.key_secret").write_text(
             f'public-key = "{"~" * 40}"\nsecret-key = "{"~" * 40}"\n'
         ),
         "cannot be had: Invalid argument",
     ),
     "a key too long": (
         "keys",
-        lambda folder: (folder / "draft.key").write_text(f'public-key = "{"a" * 41}"\n'),
-        "draft.key: no keys in it",
+        lambda folder: (folder / "target.key").write_text(f'public-key = "{"a" * 41}"\n'),
+        "target.key: no keys in it",
     ),
 }
 
@@ -178,15 +170,15 @@ def test_keys_that_cannot_work_are_one_line_before_anything_listens(tmp_path: Pa
     spoil(tmp_path / "keys")
     config = TransportConfig(address=OTHER_NODE, keys=str(tmp_path / name))
     with pytest.raises(ConfigError, match=message) as caught:
-        listen(config, NONCE)
+        listen(config, OTHER_NODE)
     assert "\n" not in str(caught.value)
 
 
 def test_keys_open_an_address_beyond_this_machine_and_belong_to_an_address(folder: Path) -> None:
-    ZeroMQTransport("tcp://0.0.0.0:*", NONCE, listens=True, keys=read_keys(folder, "target")).close()
+    ZeroMQTransport("tcp://0.0.0.0:*", NONCE, listens=True, keys=read_keys(folder, "draft")).close()
     for settings in ({}, {"address": "tcp://10.0.0.1:1", "insecure": True}):
         with pytest.raises(
             ConfigError,
             match=r"^transport\.keys=.*: (protects the link at transport\.address|not with transport\.insecure)",
         ):
-            TransportConfig(keys=str(folder), **settings)
+            EngineConfig(transport=TransportConfig(keys=str(folder), **settings))

@@ -28,10 +28,10 @@ from amusd.protocol.messages import Verdict
 from transport.links import PROCESS_LINKS
 link = PROCESS_LINKS[sys.argv[1]]()
 if sys.argv[2:]:
-    end = link.reach(sys.argv[2])
+    end = link.connect(sys.argv[2])
     end.send({VERDICT!r})
 else:
-    end = link.bind()
+    end = link.listen()
     sys.stdout.write(end.address + "\\n")
     sys.stdout.flush()
 while (message := end.receive({3 * DEADLINE})) is not None:
@@ -77,8 +77,7 @@ def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: st
 def test_the_death_of_the_listening_process_is_noticed_too(link: Link, name: str) -> None:
     with echo(name) as process:
         assert process.stdout is not None
-        end = link.reach(process.stdout.readline().strip())
-        link.ends.append(end)
+        end = link.connect(process.stdout.readline().strip())
         end.send(VERDICT)
         assert end.receive(3 * DEADLINE) == VERDICT
         process.kill()

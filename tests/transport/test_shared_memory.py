@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from transport.links import NONCE, expect
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Verdict
-from amusd.transport.factory import listen
+from amusd.transport.factory import connect, listen, meeting_place
 from amusd.transport.shared_memory import SharedMemoryTransport
 from tests.warm import Popen
 
@@ -37,17 +38,31 @@ for number in itertools.count():
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+LISTENS = """
+import sys, time
+from amusd.transport.shared_memory import SharedMemoryTransport
+link = SharedMemoryTransport.bind(sys.argv[1])
+print("listens", flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
-def listener(folder: Path) -> Iterator[SharedMemoryTransport]:
-    listener = SharedMemoryTransport.bind(NONCE)
+def address(tmp_path: Path) -> str:
+    return f"shm://{tmp_path}/link"
+
+
+@pytest.fixture
+def listener(address: str) -> Iterator[SharedMemoryTransport]:
+    listener = SharedMemoryTransport.bind(address)
     yield listener
     listener.close()
+
+
+def reach(address: str) -> SharedMemoryTransport:
+    other = SharedMemoryTransport.connect(address, NONCE)
+    assert other is not None
+    return other
 
 
 def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(listener: SharedMemoryTransport) -> None:
@@ -62,25 +77,44 @@ def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(listener: 
         listener.send(VERDICT)
 
 
-def test_the_door_is_private_and_gone_once_the_peer_has_come(folder: Path, listener: SharedMemoryTransport) -> None:
-    path = Path(listener.address.removeprefix("shm://"))
+def test_the_door_closes_behind_the_peer_and_a_stranger_without_memory_is_turned_away(
+    address: str, listener: SharedMemoryTransport
+) -> None:
+    path = Path(address.removeprefix("shm://"))
+    for said in (b"", b"GET / HTTP/1.1"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(path))
+            stranger.sendall(said)
+        assert listener.receive(0.0) is None
     assert path.is_socket()
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    other = SharedMemoryTransport.connect(listener.address, NONCE)
+    other = reach(address)
     assert listener.receive(0.0) is None
-    assert list(folder.iterdir()) == []
+    assert not path.exists()
+    assert SharedMemoryTransport.connect(address, NONCE) is None, "nobody listens any more"
     other.close()
 
 
-def test_links_leave_no_files_and_no_descriptors(folder: Path) -> None:
+def test_the_next_listener_takes_the_place_of_one_that_was_killed(address: str) -> None:
+    with Popen([sys.executable, "-c", LISTENS, address], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        process.kill()
+    assert SharedMemoryTransport.connect(address, NONCE) is None
+    listener, other = SharedMemoryTransport.bind(address), reach(address)
+    other.send(VERDICT)
+    assert expect(listener) == VERDICT
+    other.close()
+    listener.close()
+
+
+def test_links_leave_no_files_and_no_descriptors(tmp_path: Path, address: str) -> None:
     def in_use() -> tuple[int, list[Path]]:
-        return psutil.Process().num_fds(), sorted([*folder.iterdir(), *Path("/dev/shm").glob("amusd*")])
+        return psutil.Process().num_fds(), sorted([*tmp_path.iterdir(), *Path("/dev/shm").glob("amusd*")])
 
     before = in_use()
     for has_peer in (True, False) * 5:
-        listener = SharedMemoryTransport.bind(NONCE)
+        listener = SharedMemoryTransport.bind(address)
         if has_peer:
-            other = SharedMemoryTransport.connect(listener.address, NONCE)
+            other = reach(address)
             other.send(VERDICT)
             assert expect(listener) == VERDICT
             other.close()
@@ -90,28 +124,36 @@ def test_links_leave_no_files_and_no_descriptors(folder: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["os.memfd_create", "socket.AF_UNIX"])
 def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
-    missing: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delattr(missing)
-    listen(TransportConfig(), NONCE).close()
-    with pytest.raises(ConfigError, match=r"^transport=shared_memory: .*use transport=zeromq") as caught:
-        listen(TransportConfig(kind="shared_memory"), NONCE)
+    with meeting_place(TransportConfig()) as address:
+        listen(TransportConfig(), address).close()
+    with (
+        pytest.raises(ConfigError, match=r"^transport=shared_memory: .*use transport=zeromq") as caught,
+        meeting_place(TransportConfig(kind="shared_memory")),
+    ):
+        pass
     assert "\n" not in str(caught.value)
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("make", [listen, connect])
 @pytest.mark.parametrize("kind", ["shared_memory", "zeromq"])
-def test_a_link_that_cannot_be_made_for_lack_of_descriptors_leaves_no_folder(folder: Path, kind: Any) -> None:
-    listen(TransportConfig(kind=kind), NONCE).close()  # what is opened once is open now
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        with ExitStack() as opened:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[1]), limits[1]))
-            with suppress(OSError):
-                while True:
-                    opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-            with pytest.raises(ConfigError, match="Too many open files"):
-                listen(TransportConfig(kind=kind), NONCE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert [*folder.iterdir()] == []
+def test_a_link_that_cannot_be_made_for_lack_of_descriptors_is_one_line(kind: Any, make: Any) -> None:
+    config = TransportConfig(kind=kind)
+    with meeting_place(config) as address:
+        listen(config, address).close()  # what is opened once is open now
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            with ExitStack() as opened:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[1]), limits[1]))
+                with suppress(OSError):
+                    while True:
+                        opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+                with pytest.raises(ConfigError, match="Too many open files"):
+                    make(config, address, NONCE)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not Path(address.partition("://")[2]).parent.exists()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from unittest import mock
 from unittest.mock import Mock
@@ -26,7 +27,8 @@ from amusd.protocol.messages import Open, Verdict
 from amusd.runner import process_group
 from amusd.runner.rendezvous import Rendezvous
 from amusd.transport import torch_distributed
-from amusd.transport.factory import connect, listen
+from amusd.transport.base import Transport
+from amusd.transport.factory import address_in, connect, listen
 from amusd.transport.torch_distributed import FORM_SECONDS, NCCL_SETTINGS, Bodies, TorchDistributedTransport
 
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
@@ -34,8 +36,8 @@ LONG = Open(1, 1, tuple(range(5000)), 9000, "embedded", 16, 1)
 
 
 @pytest.fixture
-def listener() -> Iterator[TorchDistributedTransport]:
-    listener = TorchDistributedTransport.bind(NONCE, "gloo", ("cpu", "cpu"))
+def listener(tmp_path: Path) -> Iterator[TorchDistributedTransport]:
+    listener = TorchDistributedTransport(f"gloo://{tmp_path}", None, "cpu", 0)
     yield listener
     listener.close()
 
@@ -62,9 +64,10 @@ def lasting_threads() -> list[str]:
     return names
 
 
-def test_links_leave_no_threads_and_no_descriptors_behind() -> None:
+def test_links_leave_no_threads_and_no_descriptors_behind(tmp_path: Path) -> None:
     def live_and_die() -> None:
-        listener = TorchDistributedTransport.bind(NONCE, "gloo", ("cpu", "cpu"))
+        (folder := tmp_path / str(time.monotonic())).mkdir()
+        listener = TorchDistributedTransport(f"gloo://{folder}", None, "cpu", 0)
         other = TorchDistributedTransport(listener.address, NONCE, "cpu", 1)
         other.send(VERDICT)
         assert expect(listener) == VERDICT
@@ -117,23 +120,30 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     return made
 
 
+def pair_of_nccl(folder: Path) -> tuple[Transport, Transport]:
+    config = TransportConfig(kind="nccl")
+    address = address_in(str(folder), config)
+    target = connect(config, address, NONCE)
+    assert target is not None
+    return listen(config, address), target
+
+
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError])
 def test_a_link_that_does_not_form_says_why_at_both_ends(
-    two_gpus: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+    two_gpus: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, kind: type[Exception], tmp_path: Path
 ) -> None:
     assert two_gpus == []
     monkeypatch.setattr(torch_distributed, "device_bodies", Mock(side_effect=kind("/dev/shm is too small\nmore")))
-    listener = listen(TransportConfig(kind="nccl"), NONCE)
-    draft = connect(TransportConfig(kind="nccl"), listener.address, NONCE)
+    listener, target = pair_of_nccl(tmp_path)
     reason = r"^the link did not form: .*/dev/shm is too small; NCCL_DEBUG=INFO says more, or use transport=auto$"
     try:
-        for end in (listener, draft):
+        for end in (listener, target):
             with pytest.raises(PeerLostError, match=reason):
                 end.receive(DEADLINE)
             with pytest.raises(PeerLostError, match=reason):
                 end.send(VERDICT)
     finally:
-        draft.close()
+        target.close()
         listener.close()
     assert not lasting_threads()
 
@@ -157,18 +167,17 @@ def test_groups_of_nccl_are_made_under_settings_by_which_a_lost_peer_ends_no_pro
     assert seen == [NCCL_SETTINGS] * 2
 
 
-def test_nccl_carries_every_message_with_groups_of_its_own_for_each_direction(two_gpus: list[tuple[int, str]]) -> None:
-    config = TransportConfig(kind="nccl")
-    listener = listen(config, NONCE)
-    draft = connect(config, listener.address, NONCE)
+def test_nccl_carries_every_message_with_groups_of_its_own_for_each_direction(
+    two_gpus: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    listener, target = pair_of_nccl(tmp_path)
     try:
-        assert listener.address.startswith("nccl:///")
-        for sender, receiver in ((draft, listener), (listener, draft)):
+        for sender, receiver in ((target, listener), (listener, target)):
             for message in (LONG, *EXAMPLES, LONG):
                 sender.send(message)
             assert [expect(receiver) for _ in range(len(EXAMPLES) + 2)] == [LONG, *EXAMPLES, LONG]
-        assert sorted(two_gpus) == [(0, "cuda:0"), (0, "cuda:0"), (1, "cuda:1"), (1, "cuda:1")]
+        assert sorted(two_gpus) == [(0, "cuda:1"), (0, "cuda:1"), (1, "cuda:0"), (1, "cuda:0")]
     finally:
-        draft.close()
+        target.close()
         listener.close()
     assert not lasting_threads()

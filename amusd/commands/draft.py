@@ -1,0 +1,20 @@
+"""`amusd draft`: a draft for targets of other processes and machines, one at a time, until a signal."""
+
+from __future__ import annotations
+
+from amusd.commands.job import Job
+from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.workers import check_workers
+from amusd.transport.addresses import check_address
+from amusd.transport.factory import keys_of
+
+
+def run(job: Job) -> int:
+    """Draft for the targets that come to `transport.address`; return the exit code. Raises `ConfigError`."""
+    config = job.config.engine_for("draft")
+    check_workers(config)
+    link = config.transport
+    assert link.address is not None, "the configuration has seen to it"
+    address, _ = check_address(link.address, beyond=link.insecure or bool(link.keys), to_bind=True, key="listen")
+    keys_of(link, "draft")
+    return DraftProcess(config, address, is_own=False).keep()

@@ -1,0 +1,65 @@
+"""Where a target's drafts come from: a process that it starts, or a server that somebody else looks after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from amusd.child import Ended
+from amusd.config import EngineConfig
+from amusd.runtime.devices import link_devices
+from amusd.runtime.draft_process import DraftProcess
+from amusd.transport.base import Transport
+from amusd.transport.factory import connect, meeting_place
+
+
+class DraftSource:
+    """Drafts at one address, one at a time, to which a target connects; for several threads."""
+
+    process: DraftProcess | None = None
+    """What drafts are forked from, if the target has started it."""
+
+    def __init__(self, config: EngineConfig, address: str | None = None, cores: Sequence[int] = ()) -> None:
+        """`address`: of a draft that somebody else looks after.
+
+        None: have one of this process load, without waiting. `cores`: as of `DraftProcess`. Raises `ConfigError`.
+        """
+        self.can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
+        self._config = config
+        with ExitStack() as running:
+            if address is None:
+                address = running.enter_context(meeting_place(config.transport, self._devices))
+                self.process = DraftProcess(config, address, cores, is_own=True)
+                running.callback(self.process.stop)
+            self._running = running.pop_all()
+        self._address = address
+
+    @property
+    def _devices(self) -> tuple[str, str]:
+        return ("", "") if self.can_repeat else link_devices(self._config)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the drafts are on this machine, and record events where the target says."""
+        return self.process is not None or not self._address.startswith("tcp://")
+
+    def start(self) -> bool:
+        """Have the next draft start, without waiting; False while the one before has not ended."""
+        return self.process is None or self.process.start_next()
+
+    def connect(self, nonce: int) -> Transport | None:
+        """A link to the draft; None where it does not listen yet. Raises `ConfigError`."""
+        return connect(self._config.transport, self._address, nonce, self._devices)
+
+    def ended(self, timeout: float) -> Ended | None:
+        """How the present draft ended; None if not within `timeout` seconds (0 polls), or if that is not known."""
+        return None if self.process is None else self.process.ended(timeout)
+
+    def drop(self) -> None:
+        """End the present draft, whose link is closed, if it is an own one. Does not wait."""
+        if self.process is not None:
+            self.process.kill()
+
+    def stop(self) -> None:
+        """End the draft, if it is an own one. Idempotent."""
+        self._running.close()

@@ -1,0 +1,145 @@
+"""`amusd draft` and targets that come to it: exact, whoever is killed; and who is refused in a line, at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from amusd.transport.curve import write_keys
+from tests.launch.processes import SECONDS, amusd_command, assert_gone, descendants, environment, run
+from tests.launch.small_pair import PROMPT, plain_answer
+from tests.warm import Popen
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process trees are read from /proc"),
+]
+
+NUM_TOKENS = 200
+BLOCKS = ("mode=synchronous", "num_speculative_tokens=3", "max_silence_seconds=60", "output=json")
+
+
+class Server:
+    def __init__(self, folder: Path, pair: list[str]) -> None:
+        self.folder, self.pair = folder, pair
+        for name in ("keys", "other"):
+            write_keys(folder / name)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        self.errors = folder / "errors"
+        listen = (f"listen={self.address}", f"transport.keys={folder / 'keys'}")
+        with self.errors.open("w") as said:
+            self.process = Popen(
+                amusd_command("draft", *pair, *listen), cwd=folder, env=environment(), stderr=said, text=True
+            )
+
+    def await_line(self, line: str, number: int = 1) -> None:
+        deadline = time.monotonic() + SECONDS
+        while self.errors.read_text().count(line) < number:
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline, self.errors.read_text()
+            time.sleep(0.02)
+
+    def command(self, *arguments: str, keys: str = "keys") -> list[str]:
+        named = (f"drafter.address={self.address}", f"transport.keys={self.folder / keys}", "startup_timeout_seconds=5")
+        asked = (f"prompt={PROMPT}", f"sampling.max_new_tokens={NUM_TOKENS}", *BLOCKS)
+        return amusd_command("generate", *self.pair, *named, *asked, *arguments)
+
+    def target(self, name: str) -> subprocess.Popen[Any]:
+        pipe = subprocess.PIPE
+        command = self.command(f"run_dir={self.folder / name}", "output=text")
+        process = Popen(command, cwd=self.folder, env=environment(), stdout=pipe, stderr=pipe, bufsize=0)
+        assert process.stdout.read(1)
+        return process
+
+    def result(self, name: str) -> Any:
+        return json.loads((self.folder / name / "result.json").read_text())
+
+
+@pytest.fixture
+def server(tmp_path: Path, small_pair: list[str]) -> Iterator[Server]:
+    server = Server(tmp_path, small_pair)
+    server.await_line("draft: listens at tcp://127.0.0.1:")
+    yield server
+    server.process.kill()
+    server.process.wait(SECONDS)
+
+
+def test_a_draft_serves_target_after_target_whoever_is_killed_and_ends_with_a_signal(server: Server) -> None:
+    expected = plain_answer(server.pair, NUM_TOKENS)
+    with server.target("killed target") as killed:
+        killed.kill()
+        killed.communicate()
+    with server.target("killed draft") as target:
+        busy = run(server.command("run_dir=second"), server.folder)
+        descendants(server.process.pid)[-1].kill()
+        target.communicate(timeout=SECONDS)
+        assert target.returncode == 0
+    result = server.result("killed draft")
+    assert tuple(result["token_ids"]) == expected
+    assert result["metrics"]["num_draft_tokens"] > 0
+    assert busy.returncode == 0
+    assert tuple(json.loads(busy.stdout)["token_ids"]) == expected
+    processes = descendants(server.process.pid)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(SECONDS) == 128 + signal.SIGTERM
+    assert_gone([psutil.Process(one.pid) for one in processes if one.is_running()])
+    assert "Traceback" not in server.errors.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys", "line"),
+    [
+        ((), "other", "both ends need transport.keys, from one `amusd keys`, or neither"),
+        (("drafter=ngram", "drafter.model=null"), "keys", "amusd: drafter=ngram: the draft has hf"),
+        (
+            ("target=embedded", "target.dtype=auto", "target.model=null"),
+            "keys",
+            "its tokenizer differs from the target's",
+        ),
+    ],
+)
+def test_a_target_that_cannot_work_with_the_draft_is_refused_in_a_line_and_the_next_is_served(
+    server: Server, arguments: tuple[str, ...], keys: str, line: str
+) -> None:
+    done = run(server.command(*arguments, keys=keys), server.folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr + server.errors.read_text()
+    served = run(server.command("run_dir=served"), server.folder)
+    assert json.loads(served.stdout)["metrics"]["num_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "line"),
+    [
+        ("draft", (), "listen=None: required with `amusd draft`, and only there"),
+        ("generate", ("listen=tcp://127.0.0.1:5",), "listen=tcp://127.0.0.1:5: required with `amusd draft`, and only"),
+        ("draft", ("listen=here",), "listen=here: expected tcp://HOST:PORT"),
+        ("draft", ("listen=tcp://0.0.0.0:5",), "listen=tcp://0.0.0.0:5: not on this machine, and the link is neither"),
+        ("draft", ("listen=tcp://127.0.0.1:{taken}",), "cannot be had: Address already in use"),
+        ("draft", ("listen=tcp://127.0.0.1:5", "transport.keys=nowhere"), "draft.key_secret: no keys in it"),
+        ("draft", ("listen=tcp://127.0.0.1:5", "drafter=hf", "drafter.model=nowhere"), "model nowhere: no such folder"),
+        ("generate", ("drafter.address=there",), "drafter.address=there: expected tcp://HOST:PORT"),
+        ("generate", ("drafter.address=tcp://10.0.0.1:5",), "drafter.address=tcp://10.0.0.1:5: not on this machine"),
+        ("generate", ("transport.keys=keys",), "protects the link at transport.address, drafter.address or listen"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, command: str, arguments: tuple[str, ...], line: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = [word.format(taken=port) for word in arguments]
+        done = run(amusd_command(command, "drafter=ngram", "prompt=a", *words), tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
