@@ -41,7 +41,8 @@ Finding: TypeAlias = tuple[str, bool | None, str]
 
 def run(job: Job) -> int:
     """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2."""
-    findings = []
+    findings, drafter = [], job.config.drafter
+    drafter.require(drafter.address is None, "address", "`amusd doctor` looks at this machine")
     for name, ok, text in _findings(job.config.engine()):
         findings.append({"name": name, "ok": ok, "text": text})
         job.console.text(f"{_MARKS[ok]:<4}  {name:<18}  {text}")

@@ -89,6 +89,8 @@ class RunConfig(DecodingConfig, EngineKeys):
         self.require(has_ranks, "target_tensor_parallel_size", "`amusd bench` measures one process a role; allowed: 1")
         is_right = (command == "draft") == (self.listen is not None)
         self.require(is_right, "listen", "required with `amusd draft`, and only there")
+        is_here = self.drafter.address is None or command != "bench"
+        self.drafter.require(is_here, "address", "`amusd bench` measures a draft of this machine; leave it out")
         if command == "compare":
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))

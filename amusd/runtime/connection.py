@@ -36,8 +36,6 @@ STEADY_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 POLL_SECONDS = 0.005
 """How often it is looked for a first draft that does not listen yet."""
-HELLO_SECONDS = 0.005
-"""How long the answer of a draft that listens is waited for at once, which saves a pass without it."""
 START_AGAIN_SECONDS = 1.0
 """Pause before the next try where no link could be made."""
 FAREWELL_SECONDS = 1.0
@@ -142,12 +140,15 @@ class Connection:
         if not self.source.can_repeat:
             self.source = None
 
-    def find_next(self) -> bool:
-        """Switch to a replacement draft if one is ready; return whether it is. Does not wait."""
+    def find_next(self, hello_seconds: float = 0.0) -> bool:
+        """Switch to a replacement draft if one is ready; return whether it is.
+
+        Waits at most `hello_seconds`, once for each that has begun to listen: its answer comes at once.
+        """
         if self.source is None or self.link is not None:
             return False
         try:
-            if not self._look(0.0):
+            if not self._look(0.0, hello_seconds):
                 return False
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")
@@ -165,7 +166,7 @@ class Connection:
         if self.link is not None:
             self._num_fruitless = 0
 
-    def _look(self, timeout: float) -> bool:
+    def _look(self, timeout: float, hello_seconds: float = 0.0) -> bool:
         """Whether a draft has said hello, which is waited for. Raises what keeps it from that."""
         source, now = self.source, self.now()
         assert source is not None
@@ -182,7 +183,7 @@ class Connection:
             end = source.ended(0.0)  # before what it has said is taken in
             if self._arriving is None and now >= self._not_before:
                 self._connect(source, now)
-                timeout = max(timeout, HELLO_SECONDS)
+                timeout = max(timeout, hello_seconds)
             if self._arriving is not None and (message := self._arriving.receive(timeout)) is not None:
                 self._meet(source, message)
                 return True

@@ -70,7 +70,7 @@ def link_devices(config: EngineConfig) -> tuple[str, str]:
 def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:
     """The shared GPUs, as `2 workers share cuda:0`; None without any."""
     has_draft = any(drafter.can.has_model or drafter.can.needs_features for drafter in config.drafters)
-    counts = Counter(devices if has_draft else devices[:-1])
+    counts = Counter(devices if has_draft and config.draft_address is None else devices[:-1])
     shared = [f"{count} workers share {device}" for device, count in counts.items() if count > 1 and device != "cpu"]
     return ", ".join(shared) or None
 

@@ -27,6 +27,8 @@ from amusd.tracing.recorder import Recorder
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
+HELLO_SECONDS = 0.005
+"""How long a draft that listens is waited for at once, which saves a pass without it."""
 SETTLE_SECONDS = 0.01
 """The longest wait for them at once: a new request may come meanwhile."""
 
@@ -162,7 +164,7 @@ class DraftClient:
 
     def look_for_next(self) -> bool:
         """Have a draft that replaces a lost one work on the open sequences; whether there is one."""
-        if not self.connection.find_next():
+        if not self.connection.find_next(self.hello_seconds):
             return False
         for number, sequence in sorted(self._sequences.items(), key=lambda pair: -pair[1].session.remaining):
             if sequence.has_lost_draft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from amusd.commands.compare import Comparison, contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.engine import Engine
-from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.draft_source import DraftSource
 from amusd.tracing.recorder import Recorder, as_format
 from amusd.workload import load_prompts
 from experiments.gpu_proof.plan import Scale
@@ -47,8 +47,7 @@ def compare(job: Job, accept: float, part: str) -> None:
     folder.mkdir(parents=True)
     config = first.engine_for("compare")
     events = f"{as_format(folder)}/events"
-    process = DraftProcess(config, events=events)
-    with Engine.connect(config, process, Recorder("target", events)) as engine:
+    with Engine.connect(config, DraftSource(config), Recorder("target", events)) as engine:
         for sampling in SAMPLINGS:
             _one_sampling(job, engine, run_config(job.scale, accept, sampling), accept, sampling)
 

@@ -33,7 +33,7 @@ from amusd.console import table
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.draft_source import DraftSource
 from amusd.tracing.events import Event, TargetPass
 from amusd.tracing.recorder import Recorder
 from experiments.common import Document, write_results
@@ -137,12 +137,12 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     torch.set_num_threads(config.hardware.num_threads)
     recorder, events = Recorder("target"), list[Event]()
     recorder.listeners = (events.append,)
-    process, chance = DraftProcess(config), random.Random(seed)  # noqa: S311
-    pin_to(cores_for("target", allowed_cores(), config.hardware))  # the draft has its own from `process`
+    drafts, chance = DraftSource(config), random.Random(seed)  # noqa: S311
+    pin_to(cores_for("target", allowed_cores(), config.hardware))  # the draft has its own from `drafts`
     with tempfile.TemporaryDirectory(prefix="amusd-") as links:
         tempfile.tempdir = links  # socket files go nowhere else, so that what stays behind is seen
         cycles = []
-        with Engine.connect(config, process, recorder) as engine:
+        with Engine.connect(config, drafts, recorder) as engine:
             pair = Survivor(engine, events, prompts, request.num_tokens)
             pair.expected = [pair.plain(number, request.num_tokens)[0] for number in range(len(prompts))]
             for number in range(WARM_UP_CYCLES):

@@ -132,6 +132,7 @@ def test_a_target_that_cannot_work_with_the_draft_is_refused_in_a_line_and_the_n
         ("draft", ("listen=tcp://127.0.0.1:5", "drafter=hf", "drafter.model=nowhere"), "model nowhere: no such folder"),
         ("generate", ("drafter.address=there",), "drafter.address=there: expected tcp://HOST:PORT"),
         ("generate", ("drafter.address=tcp://10.0.0.1:5",), "drafter.address=tcp://10.0.0.1:5: not on this machine"),
+        ("doctor", ("drafter.address=tcp://127.0.0.1:5",), "`amusd doctor` looks at this machine"),
         ("generate", ("transport.keys=keys",), "protects the link at transport.address, drafter.address or listen"),
     ],
 )

@@ -110,9 +110,9 @@ def test_a_rank_of_the_target_proves_to_have_its_key_and_a_draft_is_none(folder:
         address = f"tcp://127.0.0.2:{probe.getsockname()[1] - 1}"
     config = TransportConfig(address=address, keys=str(folder))
     first = numbered_link(config, address, 1, listens=True)
-    other = numbered_link(config, address, 1, listens=False)
-    if not comes_in:
-        other.close()
+    if comes_in:
+        other = numbered_link(config, address, 1, listens=False)
+    else:
         keys = dataclasses.replace(read_keys(folder, "draft"), peer=read_keys(folder, "target").public)
         other = ZeroMQTransport(first.address, 0, keys=keys, listens=False)
     other.send_frame(b"ready")
