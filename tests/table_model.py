@@ -74,8 +74,6 @@ class TableModel:
 
         `reads_features`: drafters that read features, which are four small numbers of each prefix's hash.
         """
-        if not 2 <= vocab_size <= 1 << 16:
-            raise ValueError(f"vocab_size={vocab_size} must be between 2 and 65536")
         self.vocab_size = self.num_ids = vocab_size
         self._seed = seed
         self.max_length = max_length
@@ -171,9 +169,8 @@ class TableTokenizer:
 
     def __init__(self, vocab_size: int, eos_token_id: int | None = None) -> None:
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        self._characters = [
-            letters[i] if i < len(letters) else chr(0x4E00 + i - len(letters)) for i in range(vocab_size)
-        ]
+        further = (chr(0x4E00 + i) for i in range(vocab_size - len(letters)))
+        self._characters = [*letters, *further][:vocab_size]
         self._ids = {character: index for index, character in enumerate(self._characters)}
         self._eos = frozenset(() if eos_token_id is None else (eos_token_id,))
 

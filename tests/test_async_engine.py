@@ -10,17 +10,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from runtime.pair import PROMPT, on_pass, params, plain_engine, reference
+from runtime.pair import PROMPT, on_pass, params, plain_engine
+from test_turns import DEADLINE_SECONDS, answer_of
 
 from amusd import AsyncEngine
 from amusd.engine import Engine
 
-DEADLINE_SECONDS = 60.0
 LONG = 300
-
-
-def answer_of(num_tokens: int) -> list[int]:
-    return list(reference(num_tokens)[len(PROMPT) :])
 
 
 @asynccontextmanager
@@ -60,7 +56,7 @@ def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
                 turns.append(turned.wait(DEADLINE_SECONDS / 2))
 
             on_pass(own, ask_the_loop)
-            assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
+            assert (await engine.generate(PROMPT, params(5))).token_ids == answer_of(5)
             reading = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
             await until(lambda: len(turns) > 10)
             reading.cancel()
@@ -96,7 +92,7 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
             gc.collect()
             await until(lambda: num_at_work(own) == 0)
             assert not own.scheduler._at_work
-            assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
+            assert (await engine.generate(PROMPT, params(5))).token_ids == answer_of(5)
 
     run(work())
 

@@ -26,14 +26,12 @@ from amusd.config import (
 from amusd.errors import ConfigError
 from amusd.settings import Settings, from_mapping, to_mapping
 
+SYNTHETIC = {"synthetic": "llama-8b"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"promt": "x"}, "promt=x: no such key; did you mean 'prompt'?"),
     ({"target": {"mode\nl": "x"}}, "target.mode l=x: no such key; did you mean 'target.model'?"),
     ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number from 1 to 2147483647"),
-    (
-        {"hardware": {"devices": ["cpu", "gpu"]}},
-        "hardware.devices=['cpu', 'gpu']: expected a list, each cpu or cuda:NUMBER",
-    ),
+    ({"hardware": {"devices": ["gpu"]}}, "hardware.devices=['gpu']: expected a list, each cpu or cuda:NUMBER"),
     ({"hardware": {"devices": ["cpu", "cpu", "cuda:0"]}}, "hardware.devices=['cpu', 'cpu', 'cuda:0']: name one"),
     ({"mode": "sync"}, "mode=sync: expected autoregressive, synchronous, asynchronous"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
@@ -47,10 +45,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
-    (
-        {"drafter": {"kind": "embedded"}, "hardware": {"synthetic": "llama-8b"}},
-        "drafter.kind=embedded: with hardware.synthetic allowed: ",
-    ),
+    ({"drafter": {"kind": "self"}, "hardware": SYNTHETIC}, "drafter.kind=self: with hardware.synthetic allowed: "),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
 ]
 
@@ -65,12 +60,7 @@ def test_a_mistake_is_one_line_that_names_key_and_value(values: dict[str, Any], 
 
 
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["auto", "hf", "cpu", "chain"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["auto", "hf", "cpu"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=4,
 )
@@ -82,9 +72,7 @@ FIELDS: list[tuple[type[Settings], str]] = [
 
 
 @given(where=st.sampled_from(FIELDS), value=VALUES)
-def test_any_value_makes_a_configuration_that_can_be_written_down_or_an_error(
-    where: tuple[type[Settings], str], value: Any
-) -> None:
+def test_any_value_makes_a_configuration_to_write_or_an_error(where: tuple[type[Settings], str], value: Any) -> None:
     cls, name = where
     try:
         config = from_mapping(cls, {name: value})
@@ -133,9 +121,7 @@ def test_what_python_and_the_command_line_have_other_forms_for_is_converted() ->
         (TargetConfig(), "llama-8b", "synthetic"),
     ],
 )
-def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
-    target: TargetConfig, synthetic: Any, expected: str
-) -> None:
+def test_where_no_drafter_is_named_one_fits_the_target(target: TargetConfig, synthetic: Any, expected: str) -> None:
     config = RunConfig(target=target, hardware=HardwareConfig(synthetic=synthetic), drafter=DrafterConfig(kind="auto"))
     assert config.drafter.kind == expected
 
@@ -156,9 +142,7 @@ def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> N
 
 
 def test_drafters_to_compare_may_name_their_models_or_be_the_one_that_fits() -> None:
-    config = RunConfig(
-        drafter=DrafterConfig(min_lookup=0), compare=CompareConfig(drafters=("auto", "ngram", "eagle:/a:b"))
-    )
-    drafters = config.engine().drafters
+    compared = CompareConfig(drafters=("auto", "ngram", "eagle:/a:b"))
+    drafters = RunConfig(drafter=DrafterConfig(min_lookup=0), compare=compared).engine().drafters
     assert [one.kind for one in drafters] == ["embedded", "ngram", "eagle"]
     assert (drafters[0].min_lookup, drafters[1].min_lookup, drafters[2].model) == (0, None, "/a:b")

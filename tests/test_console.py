@@ -15,10 +15,8 @@ import pytest
 from amusd.console import Console
 
 ROOT = Path(__file__).parents[1]
-SMALL = (
-    "accept=0.8 verify_ms=25 draft_ms=2.5 simulate.num_tokens=40 "
-    "simulate.synchronous_lengths=[2] simulate.min_candidates=[0]"
-)
+SMALL = "accept=0.8 verify_ms=25 draft_ms=2.5 simulate.num_tokens=40"
+SMALL += " simulate.synchronous_lengths=[2] simulate.min_candidates=[0]"
 
 
 PIECES = ("one\ntw", "o\nthr", "ee \x1b[2J")
@@ -26,7 +24,7 @@ PIECES = ("one\ntw", "o\nthr", "ee \x1b[2J")
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="a terminal of POSIX")
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_an_answer_on_a_terminal_has_a_line_below_it_until_it_ends(
+def test_a_terminal_has_a_line_below_an_answer_to_its_end(
     monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -49,9 +47,7 @@ def test_an_answer_on_a_terminal_has_a_line_below_it_until_it_ends(
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="a terminal of POSIX")
 @pytest.mark.parametrize("variable", ["COLUMNS", "LINES"])
 @pytest.mark.parametrize("size", ["0", "1"])
-def test_a_terminal_without_room_for_a_line_gets_the_text_alone(
-    monkeypatch: pytest.MonkeyPatch, variable: str, size: str
-) -> None:
+def test_a_terminal_without_room_gets_the_text_alone(monkeypatch: pytest.MonkeyPatch, variable: str, size: str) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(variable, size)
     ours, theirs = os.openpty()
@@ -85,21 +81,17 @@ def test_help_that_cannot_be_written_is_a_mistake_of_one_line() -> None:
 
 
 def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
-    read_end, write_end = os.pipe()
-    os.close(read_end)
+    unread, out = os.pipe()
+    os.close(unread)
     command = [sys.executable, "-m", "launch.main", "generate", "--help"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=buffered, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=240
-    )
-    os.close(write_end)
+    done = subprocess.run(command, cwd=ROOT, env=buffered, stdout=out, stderr=subprocess.PIPE, text=True, timeout=240)
+    os.close(out)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("argument", "code"), [("", 0), ("nope=1", 2)])
-def test_a_command_without_a_standard_error_does_the_same_and_says_nothing(
-    argument: str, code: int, tmp_path: Path
-) -> None:
+def test_a_command_without_a_standard_error_does_the_same_in_silence(argument: str, code: int, tmp_path: Path) -> None:
     line = f"exec {sys.executable} -m launch.main simulate {SMALL} {argument} run_dir={tmp_path / 'run'} 2>&-"
     done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=90)
     assert (done.returncode, "Traceback" in done.stdout) == (code, False), done.stdout

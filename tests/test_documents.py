@@ -18,15 +18,9 @@ from launch.compose import compose_config, config_of
 from launch.main import main
 from tests.launch.processes import ROOT, run
 
-DOCUMENTS = sorted(
-    path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name not in ("CHANGELOG.md", "log.md")
-)
-PLACEHOLDERS = {
-    "ACCEPT": "0.8",
-    "verify_ms=...": "verify_ms=25",
-    "delay_ms=...": "delay_ms=0",
-    "batch_size=B": "batch_size=4",
-}
+LOGS = ("CHANGELOG.md", "log.md")
+DOCUMENTS = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.name not in LOGS)
+PLACEHOLDERS = {"ACCEPT": "0.8", "verify_ms=...": "verify_ms=9", "delay_ms=...": "delay_ms=0", "size=B": "size=4"}
 OWN_FILES = {
     "mine/experiment/pair.yaml": "# @package _global_\nmode: synchronous\n",
     "my_conf/start.yaml": "defaults: [config, _self_]\n",
@@ -61,9 +55,7 @@ def commands(path: Path) -> Iterator[list[str]]:
 LINES = [(path, words) for path in DOCUMENTS for words in commands(path)]
 
 
-@pytest.mark.parametrize(
-    ("path", "words"), LINES, ids=[f"{path.name}: {' '.join(words)[:60]}" for path, words in LINES]
-)
+@pytest.mark.parametrize(("path", "words"), LINES, ids=[f"{path.name}: {' '.join(own)[:60]}" for path, own in LINES])
 def test_a_command_line_can_be_pasted(
     path: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,12 +60,11 @@ def offer(canary: bytes, address: tuple[str, int] | str) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    "link", ["default", *(pytest.param(link, marks=pytest.mark.long) for link in ("tcp", "ranks"))]
-)
-def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_prompt(
-    tmp_path: Path, link: str
-) -> None:
+LONG = (pytest.param(link, marks=pytest.mark.long) for link in ("tcp", "ranks"))
+
+
+@pytest.mark.parametrize("link", ["default", *LONG])
+def test_a_run_listens_on_this_machine_alone_runs_no_pickle_and_repeats_no_prompt(tmp_path: Path, link: str) -> None:
     canary = pickle.dumps(Canary(tmp_path / "canary"))
     arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=40"]
     if link == "tcp":

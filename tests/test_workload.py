@@ -18,12 +18,8 @@ def write(path: Path, *records: object) -> str:
 
 
 def test_every_layout_is_read(tmp_path: Path) -> None:
-    conversation = [
-        {"role": "user", "content": "One"},
-        {"role": "assistant", "content": "Two"},
-        {"role": "user", "content": "Three"},
-        {"role": "assistant", "content": "Four"},
-    ]
+    turns = zip(("user", "assistant") * 2, ("One", "Two", "Three", "Four"), strict=True)
+    conversation = [{"role": role, "content": content} for role, content in turns]
     path = write(
         tmp_path / "prompts.jsonl",
         {"task_id": "HumanEval/0", "prompt": "def f():\n"},

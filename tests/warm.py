@@ -38,18 +38,10 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = (
-    "tests.warm",
-    "torch.distributed.run",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.tokenization_utils_tokenizers",
-    "amusd.commands.compare",
-    "amusd.serving.server",
-    "amusd.runtime.startup",
-    "launch.run",
-    "launch.jobs",
-    "launch.compose",
-)
+    "tests.warm", "torch.distributed.run", "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3", "transformers.tokenization_utils_tokenizers", "amusd.commands.compare",
+    "amusd.serving.server", "amusd.runtime.startup", "launch.run", "launch.jobs", "launch.compose",
+)  # fmt: skip
 _OF_SERVER = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PATH = list(sys.path)  # the server's own
 _WAITING = ("signals", "RendezvousKeepAliveTimer", "pt_tcpstore_uv")

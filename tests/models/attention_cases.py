@@ -53,13 +53,8 @@ class Tokens:
     def alone(self, node: int) -> Tokens:
         path = self.path(node)
         places = [*range(self.length), *(self.length + each for each in path)]
-        return Tokens(
-            self.length + len(path) - 1,
-            (None,),
-            self.keys[:, places],
-            self.values[:, places],
-            self.queries[node : node + 1],
-        )
+        keys, values, query = self.keys[:, places], self.values[:, places], self.queries[node : node + 1]
+        return Tokens(self.length + len(path) - 1, (None,), keys, values, query)
 
 
 def random_tokens(rng: random.Random, shape: Shape, length: int, num_nodes: int, *, tree: bool) -> Tokens:

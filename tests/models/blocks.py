@@ -1,4 +1,4 @@
-"""Shared by the tests of forward passes: token ids, the reference, and decoding in blocks that are rolled back."""
+"""Shared by the tests of forward passes: token ids, a sampler, the reference, decoding in blocks with rollbacks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import random
 from typing import Any
 
+import numpy as np
 import torch
 from models import tiny
 from passes import forward
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
+from amusd.models.passes import SamplerRows
 from amusd.runner.model_runner import ModelRunner
 
 FIXED = Numerics(width=8, fixed=True, prefill_chunk=32)
@@ -29,10 +31,32 @@ def random_ids(length: int, seed: int = 0) -> list[int]:
     return [rng.randrange(3, tiny.VOCAB) for _ in range(length)]
 
 
+class Second:
+    """A `Sampler` that chooses the second best column where a row asks for it; its output is a number by its level."""
+
+    num_inputs, num_outputs = 2, 1
+    neutral = np.array([0, 5])
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+
+    def wanted(self, num_rows: int) -> SamplerRows:
+        return SamplerRows(self, np.tile([1, 5 + 2 * self.level], (num_rows, 1)))
+
+    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        best = logits.topk(2, dim=1).indices
+        return torch.where(inputs[:, 0] > 0, best[:, 1], best[:, 0]), inputs[:, -1:].int()
+
+
 def stock_logits(model: Any, token_ids: list[int]) -> Tensor:
     """[rows, vocab] of a transformers model, in one pass without a cache."""
     with torch.inference_mode():
         return model(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+
+def check_logits(found: Tensor, expected: Tensor, *, tolerance: float = 1e-4, least_std: float = 0.05) -> None:
+    assert expected.std() > least_std, "the weights are too small for this test to see anything"
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def decode_in_blocks(model: ModelRunner, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:

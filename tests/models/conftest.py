@@ -30,6 +30,14 @@ def interpreter() -> Iterator[TritonProcess]:
         yield process
 
 
+@pytest.fixture(scope="package")
+def plain_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a tokenizer that nothing is wrong with."""
+    folder, tokenizer = tmp_path_factory.mktemp("plain"), tiny.byte_tokenizer()
+    tiny.save_checkpoint(folder, tiny.tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=False), tokenizer)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")

@@ -31,11 +31,9 @@ class FakeNccl:
             parts.view(-1, *part.shape).copy_(part)
         return None
 
-    def alltoall_base(
-        self, result: Tensor, rows: Tensor, received: list[int], sent: list[int], options: Any
-    ) -> Mock | None:
+    def alltoall_base(self, all_rows: Tensor, rows: Tensor, _: list[int], sent: list[int], options: Any) -> Mock | None:
         with self._mutex:
-            result.view(len(sent), -1, *rows.shape[1:]).copy_(rows[: sent[0]])  # to rank 0, whose share is not larger
+            all_rows.view(len(sent), -1, *rows.shape[1:]).copy_(rows[: sent[0]])  # to rank 0, whose share is not larger
         return Mock() if options.asyncOp else None
 
     def abort(self) -> None:

@@ -24,9 +24,8 @@ def word_tokenizer(vocab_size: int = 340) -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
-    )
+    options = {"special_tokens": ["<eos>"], "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, **options)
     backend.train_from_iterator([TEXT], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
 

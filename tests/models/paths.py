@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from models.blocks import random_ids
-from passes import forward
+from passes import forward, prefilled
 from torch import Tensor
 
 from amusd.models.kv_cache import KVCache
@@ -19,9 +19,7 @@ from amusd.protocol.verification import Tracks
 from amusd.runner.model_runner import ModelRunner
 
 
-def tree_rows(
-    token_ids: Sequence[int], prefix: npt.NDArray[np.int64], paths: Sequence[Sequence[int]], cache: KVCache
-) -> Rows:
+def tree_rows(token_ids: list[int], prefix: npt.NDArray[np.int64], paths: list[list[int]], cache: KVCache) -> Rows:
     return Rows(token_ids, cache, paths=Paths(prefix, paths))
 
 
@@ -60,23 +58,19 @@ def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tr
 def decoded_both_ways(model: ModelRunner, num_tokens: int) -> tuple[Tensor, Tensor]:
     """[tokens, vocabulary] each: logits behind tokens from the 20th on, one after another, and in passes over paths."""
     token_ids, start = random_ids(num_tokens), 20
-    cache = model.new_cache(num_tokens + model.numerics.width)
-    model.prefill(token_ids[:start], cache)
+    cache = prefilled(model, token_ids[:start], num_tokens + model.numerics.width)
     expected = [forward(model, [token_id], cache).logits[0].clone() for token_id in token_ids[start:]]
     return torch.stack(expected), torch.stack(decode_in_paths(model, token_ids, start))
 
 
-def decode_in_paths(
-    model: ModelRunner, token_ids: Sequence[int], start: int, cache: KVCache | None = None
-) -> list[Tensor]:
+def decode_in_paths(model: ModelRunner, token_ids: list[int], start: int, cache: KVCache | None = None) -> list[Tensor]:
     """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track.
 
     `cache`: one that holds the tokens before `start`, if there is one.
     """
     rng = random.Random(2)
     if cache is None:
-        cache = model.new_cache(len(token_ids) + model.numerics.width)
-        model.prefill(token_ids[:start], cache)
+        cache = prefilled(model, token_ids[:start], len(token_ids) + model.numerics.width)
     logits: list[Tensor] = []
     num_moved = 0
     while cache.length < len(token_ids):

@@ -6,13 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
-from models.blocks import random_ids
+from models.blocks import Second, random_ids
 from models.paths import random_paths
 from models.tiny import wrap_model
 from passes import forward
@@ -21,7 +20,7 @@ from torch import Tensor
 from amusd.models.attention import register_attention
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Rows, SamplerRows
+from amusd.models.passes import Rows
 from amusd.runner.eager import EagerPasses
 from amusd.runner.graphs import run_each_time
 from amusd.runner.load_options import LoadOptions
@@ -41,12 +40,12 @@ CAPACITY = 140
 
 
 def tiny_model(
-    numerics: Numerics, *, replayed: bool = False, model_impl: str = "amusd", dtype: str = "float32"
+    numerics: Numerics, *, replayed: bool = False, impl: str = "amusd", dtype: str = "float32"
 ) -> ModelRunner:
     options = LoadOptions(
         numerics=numerics,
         max_model_len=tiny.MAX_LENGTH,
-        model_impl=model_impl,
+        model_impl=impl,
         capture=run_each_time if replayed else None,
         tokens_per_step=STEPS if replayed else 1,
         dtype=dtype,
@@ -58,7 +57,7 @@ def tiny_model(
 MODELS = {
     "float32": tiny_model(FIXED),
     "bfloat16": tiny_model(FIXED, dtype="bfloat16"),
-    "transformers": tiny_model(FIXED, model_impl="transformers"),
+    "transformers": tiny_model(FIXED, impl="transformers"),
     "replayed": tiny_model(REPLAYED["fixed"], replayed=True),
 }
 
@@ -140,7 +139,6 @@ def test_each_sequence_of_a_batch_has_the_bits_that_it_has_alone(name: str, seed
 
 def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(FIXED)
-    assert model._eager is not None
     network = model._eager._network
 
     class Moody:
@@ -198,21 +196,6 @@ def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None
             pending[index] = found[index][-1:]
 
 
-class Second:
-    num_inputs, num_outputs = 2, 1
-    neutral = np.array([0, 5])
-
-    def __init__(self, level: int) -> None:
-        self.level = level
-
-    def wanted(self, num_rows: int) -> SamplerRows:
-        return SamplerRows(self, np.tile([1, 5 + 2 * self.level], (num_rows, 1)))
-
-    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        best = logits.topk(2, dim=1).indices
-        return torch.where(inputs[:, 0] > 0, best[:, 1], best[:, 0]), inputs[:, -1:].int()
-
-
 @pytest.mark.parametrize("rule", REPLAYED)
 def test_sequences_that_want_other_samplers_share_a_pass(rule: str) -> None:
     model = tiny_model(REPLAYED[rule], replayed=True)
@@ -226,7 +209,6 @@ def test_sequences_that_want_other_samplers_share_a_pass(rule: str) -> None:
         cache.truncate(5 + index)
     for output, sampler, columns in zip(model.run(batch, steps), samplers, expected, strict=True):
         assert output.choose() == columns
-        assert output.outputs is not None
         assert (output.outputs == (7 if sampler is high else 5)).all(), "neutral where a row wants less"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import tiny
 from models.blocks import random_ids
-from passes import forward
+from passes import forward, prefilled
 
 from amusd.errors import DeviceError, NotFiniteError
 from amusd.models.kv_cache import KVCache
@@ -35,13 +35,11 @@ def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
     ids, encode, frames = random_ids(60), command_encoder(), list[bytes]()
     leading.ranks = Ranks(0, 1)
     leading.ranks.announce = lambda *command: frames.append(encode(*command))  # type: ignore[method-assign]
-    cache, expected = leading.new_cache(100), plain.new_cache(100)
-    leading.prefill(ids[:10], cache)
+    cache, expected = prefilled(leading, ids[:10], 100), prefilled(plain, ids[:50], 100)
     forward(leading, [ids[10], 5, ids[11], ids[12]], cache, parents=[0, 0, 2])
     leading.keep([0, 2, 3], cache)
     cache.truncate(12)
     leading.prefill(ids[12:50], cache)
-    plain.prefill(ids[:50], expected)
     logits = forward(leading, ids[50:52], cache).logits
     torch.testing.assert_close(logits, forward(plain, ids[50:52], expected).logits, atol=1e-4, rtol=1e-4)
     made: list[KVCache] = []
@@ -75,8 +73,7 @@ def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
 def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
     numerics = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3)
     replayed = wrapped(numerics, model_impl="transformers")
-    cache = replayed.new_cache(40)
-    replayed.prefill([5, 6, 7], cache)
+    cache = prefilled(replayed, [5, 6, 7], 40)
     assert len(forward(replayed, [8, 9], cache).choose()) == 2
     network: Any = replayed.network
     network._model.get_output_embeddings().weight.data[3].fill_(torch.nan)

@@ -1,11 +1,10 @@
-"""Attention on a CPU: that of the definition, and with bits that depend on a row's position alone."""
+"""Attention on a CPU is that of the definition; its bits are in `test_tree_pass.py` and `test_exactness.py`."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +12,8 @@ from torch import Tensor
 
 from amusd.models.attention import AttentionInputs
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
-from amusd.models.numerics import PROMPT_STEP, TRACK_STRIDE
+from amusd.models.numerics import PROMPT_STEP
 
-WIDTH = 8
 LONG = 10 * PROMPT_STEP
 
 
@@ -78,22 +76,3 @@ def test_rows_of_a_tree_see_their_own_slots_behind_what_all_share(shared: int, r
     for row in visible:
         row[rng.sample(range(shared, LONG), rng.randint(1, 40))] = True
     check(cache, cache.queries(rows, seed), visible)
-
-
-@pytest.mark.parametrize("first", [2 * PROMPT_STEP, 9 * PROMPT_STEP], ids=lambda first: f"behind {first} slots")
-def test_a_row_has_the_same_bits_in_any_track(first: int) -> None:
-    cache, end = layer(), first + PROMPT_STEP
-    query = cache.queries(WIDTH, seed=2)
-    for start in (first, first + 5, first + 40):
-        expected = cache.attend(query, seen_by_chain(start, WIDTH, end))
-        for track in (1, 2):
-            keys, values = cache.keys.clone(), cache.values.clone()
-            moved = torch.arange(start + 1, start + WIDTH) + track * TRACK_STRIDE
-            for part in (keys, values):
-                part[:, moved] = part[:, start + 1 : start + WIDTH].clone()
-                part[:, start + 1 : start + WIDTH] = 7.0  # rows of another path
-            visible = torch.zeros(WIDTH, end, dtype=torch.bool)
-            visible[:, : start + 1] = True
-            for row in range(1, WIDTH):
-                visible[row, moved[:row]] = True
-            assert torch.equal(Layer(keys, values, cache.groups).attend(query, visible), expected)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from models import tiny
-from models.blocks import BUCKETED, FIXED, decode_in_blocks, random_ids, stock_logits
+from models.blocks import BUCKETED, FIXED, check_logits, decode_in_blocks, random_ids, stock_logits
 from models.tiny import weights_of, wrap_model
-from passes import forward
+from passes import forward, prefilled
 
 from amusd.checkpoints.vocabulary import reduce_head
 from amusd.models.attention import register_attention
@@ -43,13 +43,8 @@ class Case:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-UNEVEN = {
-    "hidden_size": 39,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "intermediate_size": 51,
-    "head_dim": 10,
-}
+UNEVEN = {"hidden_size": 39, "num_attention_heads": 3, "num_key_value_heads": 1}
+UNEVEN |= {"intermediate_size": 51, "head_dim": 10}
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -93,11 +88,7 @@ def stock_model(case: Case) -> Any:
 
 
 def lean_model(
-    stock: Any,
-    numerics: Numerics = FIXED,
-    change: Callable[[Any], object] = id,
-    output_ids: torch.Tensor | None = None,
-    **options: Any,
+    stock: Any, numerics: Numerics = FIXED, change: Any = id, output_ids: torch.Tensor | None = None, **options: Any
 ) -> ModelRunner:
     """The decoder with the weights of `stock`; `change` is applied to the transformers model that it is made of.
 
@@ -120,11 +111,8 @@ def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str, is
     stock = stock_model(CASES[name])
     model = lean_model(stock, CAPTURED, capture=run_each_time) if is_captured else lean_model(stock)
     token_ids = random_ids(LENGTH)
-    cache = model.new_cache(LENGTH)
-    model.prefill(token_ids[:PROMPT], cache)
-    expected = stock_logits(stock, token_ids)[PROMPT:]
-    assert expected.std() > 0.5, "the weights are too small for this test to see anything"
-    torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-4, rtol=1e-4)
+    found = decode_in_blocks(model, token_ids, prefilled(model, token_ids[:PROMPT], LENGTH))
+    check_logits(found, stock_logits(stock, token_ids)[PROMPT:], least_std=0.5)
 
 
 @pytest.mark.parametrize("name", ["dynamic rope", "longrope"])
@@ -150,8 +138,7 @@ def test_a_reduced_head_scores_the_tokens_it_names(bias: bool) -> None:
 
     model = lean_model(stock, change=change, output_ids=output_ids)
     token_ids = random_ids(LENGTH)
-    cache = model.new_cache(LENGTH)
-    model.prefill(token_ids[:PROMPT], cache)
+    cache = prefilled(model, token_ids[:PROMPT], LENGTH)
     expected = (stock_logits(stock, token_ids) + offsets)[PROMPT:, output_ids]
     torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-4, rtol=1e-4)
     cache.truncate(PROMPT)
@@ -162,9 +149,7 @@ def test_a_reduced_head_scores_the_tokens_it_names(bias: bool) -> None:
 def test_no_key_beyond_those_announced_is_read() -> None:
     model = lean_model(stock_model(CASES["grouped heads"]))
     token_ids = random_ids(44)
-    fresh, poisoned = model.new_cache(100), model.new_cache(100)
-    for cache in (fresh, poisoned):
-        model.prefill(token_ids[:40], cache)
+    fresh, poisoned = (prefilled(model, token_ids[:40], 100) for _ in range(2))
     with torch.inference_mode():  # where the memory was allocated
         for tensor in poisoned.memory._tensors.values():
             tensor[:, 64:] = torch.nan  # 64: the border of the block below
@@ -184,17 +169,13 @@ def test_blocks_that_transformers_computes_agree_with_the_stock_forward(name: st
     stock, model = tiny.wrapped_pair(name, model_impl="transformers", **options)
     assert model.implementation == "transformers"
     token_ids = random_ids(110)
-    cache = model.new_cache(110)
-    model.prefill(token_ids[:41], cache)
-    expected = stock_logits(stock, token_ids)[41:]
-    assert expected.std() > 0.05, "the weights are too small for this test to see anything"
-    torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-3, rtol=1e-3)
+    found = decode_in_blocks(model, token_ids, prefilled(model, token_ids[:41], 110))
+    check_logits(found, stock_logits(stock, token_ids)[41:], tolerance=1e-3)
 
 
 def test_the_last_position_of_a_full_cache_can_be_computed_with_padding() -> None:
     stock, model = tiny.wrapped_pair("GPT2Config")  # its position table has no row beyond max_length
     token_ids = random_ids(tiny.MAX_LENGTH)
-    cache = model.new_cache(tiny.MAX_LENGTH)
-    model.prefill(token_ids[:-1], cache)
+    cache = prefilled(model, token_ids[:-1], tiny.MAX_LENGTH)
     expected = stock_logits(stock, token_ids)[-1:]
     torch.testing.assert_close(forward(model, token_ids[-1:], cache).logits, expected, atol=1e-3, rtol=1e-3)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from models import tiny
+from models.blocks import check_logits
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -27,16 +28,10 @@ WIDTH, HEADS, KEY_HEADS, DIM, MLP, LAYERS = 32, 4, 2, 8, 48, 6
 EPSILON = 1e-5
 DRAFT_IDS = torch.tensor([3, 4, 7, 11, 20, 21, 22, 40, 41, 77, 95, 96])
 SIZES = {
-    "hidden_size": WIDTH,
-    "intermediate_size": MLP,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KEY_HEADS,
-    "rms_norm_eps": EPSILON,
-    "rope_theta": 5e5,
-    "vocab_size": tiny.VOCAB,
-    "max_position_embeddings": 64,
+    "hidden_size": WIDTH, "intermediate_size": MLP, "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS,
+    "vocab_size": tiny.VOCAB, "max_position_embeddings": 64, "rms_norm_eps": EPSILON, "rope_theta": 5e5,
     "hidden_act": "silu",
-}
+}  # fmt: skip
 OPTIONS = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32")
 Weights = dict[str, Tensor]
 
@@ -47,16 +42,11 @@ def random(*shape: int, seed: int) -> Tensor:
 
 def layer_weights(prefix: str, inputs: int, *, head_norms: bool = False) -> Weights:
     shapes = {
-        "self_attn.q_proj": (HEADS * DIM, inputs),
-        "self_attn.k_proj": (KEY_HEADS * DIM, inputs),
-        "self_attn.v_proj": (KEY_HEADS * DIM, inputs),
-        "self_attn.o_proj": (WIDTH, HEADS * DIM),
-        "mlp.gate_proj": (MLP, WIDTH),
-        "mlp.up_proj": (MLP, WIDTH),
-        "mlp.down_proj": (WIDTH, MLP),
-        "input_layernorm": (WIDTH,),
-        "post_attention_layernorm": (WIDTH,),
-    }
+        "self_attn.q_proj": (HEADS * DIM, inputs), "self_attn.k_proj": (KEY_HEADS * DIM, inputs),
+        "self_attn.v_proj": (KEY_HEADS * DIM, inputs), "self_attn.o_proj": (WIDTH, HEADS * DIM),
+        "mlp.gate_proj": (MLP, WIDTH), "mlp.up_proj": (MLP, WIDTH), "mlp.down_proj": (WIDTH, MLP),
+        "input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,),
+    }  # fmt: skip
     if head_norms:
         shapes |= {"self_attn.q_norm": (DIM,), "self_attn.k_norm": (DIM,)}
     names = {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
@@ -193,29 +183,29 @@ def chain_logits(model: ModelRunner, features: Tensor) -> Tensor:
         tokens = torch.tensor(TOKENS[start + 1 : end + 1])
         with torch.inference_mode():
             logits = network(tokens, torch.arange(start, end), attention, memory, with_logits=True)
-        assert logits is not None
         found.append(logits)
     return torch.cat(found)
 
 
-def check(model: ModelRunner, features: Tensor, expected: Tensor) -> None:
-    assert expected.std() > 0.05, "the weights are too small for this test to see anything"
-    torch.testing.assert_close(chain_logits(model, features), expected, atol=1e-4, rtol=1e-4)
+NESTED = {"norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 5]}
 
 
-def test_eagle3_gives_the_logits_of_the_paper(target: Path, tmp_path: Path) -> None:
-    weights = eagle3_weights()
-    folder, states = save_eagle3(tmp_path / "draft", weights), random(NUM_TRUE, 3 * WIDTH, seed=99)
+@pytest.mark.parametrize(("nested", "layers"), [({}, (2, 3, 3)), (NESTED, (2, 3, 6))])
+def test_eagle3_gives_the_logits_of_the_paper_and_nested_settings_count(
+    nested: dict[str, Any], layers: tuple[int, ...], target: Path, tmp_path: Path
+) -> None:
+    weights, states = eagle3_weights(), random(NUM_TRUE, 3 * WIDTH, seed=99)
+    folder = save_eagle3(tmp_path / "draft", weights, eagle_config=nested)
     spec = read_published(folder, target, "eagle").features
-    assert (spec.layers, spec.width) == ((2, 3, 3), WIDTH)
+    assert (spec.layers, spec.width) == (layers, WIDTH)
     features = spec.reduce(states)
     torch.testing.assert_close(features, states @ weights["fc.weight"].T)
     model = load_published(folder, target, OPTIONS, "eagle")
-    assert model.output_ids is not None
     assert model.output_ids.tolist() == DRAFT_IDS.tolist()
     assert model.max_length == 128, "positions beyond the configuration's are those of the target"
-    embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
-    check(model, features, eagle3_logits(weights, embedding, features, TOKENS))
+    embedding = shared_weights(target)["model.embed_tokens.weight"]
+    expected = eagle3_logits(weights, embedding, features, TOKENS, norm_output="norm_output" in nested)
+    check_logits(chain_logits(model, features), expected)
 
 
 def shared_weights(target: Path) -> Weights:
@@ -223,14 +213,11 @@ def shared_weights(target: Path) -> Weights:
 
 
 def save_speculators(folder: Path, weights: Weights, **changes: Any) -> Path:
-    layer = {key: value for key, value in SIZES.items() if key != "vocab_size"}
     settings = {
-        "speculators_model_type": "eagle3",
+        "speculators_model_type": "eagle3", "norm_before_residual": False, "draft_vocab_size": 12,
         "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "any"}},
-        "transformer_layer_config": {**layer, "vocab_size": tiny.VOCAB, "head_dim": DIM},
-        "norm_before_residual": False,
-        "draft_vocab_size": 12,
-    }
+        "transformer_layer_config": {**SIZES, "head_dim": DIM},
+    }  # fmt: skip
     return save(folder, weights, **{**settings, **changes})
 
 
@@ -247,55 +234,36 @@ def test_eagle3_in_speculators_form(flag: str, head_norms: bool, target: Path, t
     features = random(NUM_TRUE, WIDTH, seed=98)
     embedding = shared_weights(target)["model.embed_tokens.weight"]
     expected = eagle3_logits(weights, embedding, features, TOKENS, "layers.0", **flags)
-    check(load_published(folder, target, OPTIONS, "eagle"), features, expected)
-
-
-@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_output"])
-def test_nested_settings_count_as_those_at_the_top(flag: str, target: Path, tmp_path: Path) -> None:
-    weights, features = eagle3_weights(), random(NUM_TRUE, WIDTH, seed=98)
-    nested = {flag: True, "eagle_aux_hidden_state_layer_ids": [1, 2, 5]}
-    folder = save_eagle3(tmp_path / "draft", weights, eagle_config=nested)
-    assert read_published(folder, target, "eagle").features.layers == (2, 3, 6)
-    expected = eagle3_logits(
-        weights, shared_weights(target)["model.embed_tokens.weight"], features, TOKENS, **{flag: True}
-    )
-    check(load_published(folder, target, OPTIONS, "eagle"), features, expected)
+    check_logits(chain_logits(load_published(folder, target, OPTIONS, "eagle"), features), expected)
 
 
 _ONE_NORM = {"input_norm.weight": torch.ones(3 * WIDTH)}
 _NORMS = {f"fc_norm.{index}.weight": torch.ones(WIDTH) for index in range(3)}
-MISSTATED: dict[str, tuple[Weights, dict[str, Any], str]] = {
-    "both norms": (
-        _ONE_NORM | _NORMS,
-        {},
-        "'norm_before_fc': True, 'fc_norm': True.*; allowed: the same, and not both",
-    ),
-    "both keys": (_NORMS, {"fc_norm": True, "norm_before_fc": True}, "says .*_fc': True, 'fc_norm': True.* of norms"),
-    "a norm that is not there": (
-        {},
-        {"eagle_config": {"fc_norm": True}},
-        "says .*'fc_norm': True.* of norms before fc, its file .*'fc_norm': False",
-    ),
-    "a norm that is denied": (
-        _ONE_NORM,
-        {"norm_before_fc": False},
-        "says .*'norm_before_fc': False.*, its file .*_fc': True",
-    ),
+REFUSED: dict[str, tuple[Mapping[str, Tensor | None], dict[str, Any], str]] = {
+    "both norms": (_ONE_NORM | _NORMS, {}, "before_fc': True, 'fc_norm': True.*; allowed: the same, and not both"),
+    "a norm that is denied": (_ONE_NORM, {"norm_before_fc": False}, "says .*_fc': False, .*, its file .*_fc': True, "),
     "two of three norms": (dict([*_NORMS.items()][:2]), {}, r"lacks weights, fc_norm\.2\.weight among"),
     "nothing about the residual": ({}, {"norm_before_residual": None}, "lacks norm_before_residual; allowed: true"),
     "a flag as text": ({}, {"norm_output": "false"}, "norm_output='false'; allowed: true, false"),
     "two flags": ({}, {"norm_output": True, "eagle_config": {"norm_output": False}}, "has norm_output=True and, in"),
     "no states": ({}, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False is not"),
     "another width": ({}, {"target_hidden_size": 64}, "target_hidden_size=64 is not supported; allowed: 32"),
+    "no weight": ({"layers.0.mlp.up_proj.weight": None}, {}, r"lacks weights, model\.layers\.0\.mlp\.up_proj\.weight "),
+    "a weight has no place": ({"another": torch.ones(1)}, {}, "weights without a place, another among them"),
+    "no d2t": ({"d2t": None}, {}, r"lm_head.weight has shape \[12, 32\], and config.json asks for \[97, 32\]"),
 }
 
 
-@pytest.mark.parametrize("name", MISSTATED)
-def test_settings_that_contradict_or_lack_something_are_refused(name: str, target: Path, tmp_path: Path) -> None:
-    more, settings, message = MISSTATED[name]
-    folder = save_speculators(tmp_path / "draft", eagle3_weights("layers.0") | more, **settings)
+def changed(weights: Weights, changes: Mapping[str, Tensor | None]) -> Weights:
+    return {name: tensor for name, tensor in {**weights, **changes}.items() if tensor is not None}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_contradicts_itself_or_lacks_something_is_refused(name: str, target: Path, tmp_path: Path) -> None:
+    changes, settings, message = REFUSED[name]
+    folder = save_speculators(tmp_path / "draft", changed(eagle3_weights("layers.0"), changes), **settings)
     with pytest.raises(ConfigError, match=f"drafter.*{folder}: .*{message}") as caught:
-        read_published(folder, target, "eagle")
+        load_published(folder, target, OPTIONS, "eagle")
     assert "\n" not in f"{caught.value}"
 
 
@@ -320,54 +288,22 @@ def test_eagle1_shares_embedding_and_head_of_the_target(bias: bool, file: str, t
     del weights["layers.0.input_layernorm.weight"]
     if bias:
         weights["fc.bias"] = random(WIDTH, seed=61)
-        weights |= {
-            f"layers.0.self_attn.{name}_proj.bias": random(32 if name == "q" else 16, seed=62) for name in "qkv"
-        }
+        sizes = {"q": HEADS * DIM, "k": KEY_HEADS * DIM, "v": KEY_HEADS * DIM}
+        weights |= {f"layers.0.self_attn.{name}_proj.bias": random(size, seed=62) for name, size in sizes.items()}
     settings = {**SIZES, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "bias": bias}
     folder = save(tmp_path / "draft", weights, file, **settings)
     spec = read_published(folder, target, "eagle").features
     assert (spec.layers, spec.width, spec.weights) == ((LAYERS,), WIDTH, {})
     model, features = load_published(folder, target, OPTIONS, "eagle"), random(NUM_TRUE, WIDTH, seed=98)
     assert model.output_ids is None
-    check(model, features, eagle1_logits(weights, shared_weights(target), features, TOKENS))
-
-
-def changed(**changes: Tensor | None) -> Weights:
-    weights: dict[str, Tensor | None] = {
-        **eagle3_weights(),
-        **{name.replace("__", "."): t for name, t in changes.items()},
-    }
-    return {name: tensor for name, tensor in weights.items() if tensor is not None}
-
-
-REFUSED: dict[str, tuple[Weights, str]] = {
-    "a weight is missing": (
-        changed(midlayer__mlp__up_proj__weight=None),
-        r"lacks weights, model\.layers\.0\.mlp\.up_proj\.weight among",
-    ),
-    "a weight has no place": (changed(another=torch.ones(1)), "weights without a place, another among them"),
-    "no d2t": (changed(d2t=None), r"lm_head.weight has shape \[12, 32\], and config.json asks for \[97, 32\]"),
-    "no layout of a drafter": (
-        {"mtp.fc.weight": torch.ones(3)},
-        "drafter=eagle .*draft: lacks weights, fc.weight among",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_loaded_is_refused_in_one_line(name: str, target: Path, tmp_path: Path) -> None:
-    weights, message = REFUSED[name]
-    folder = save_eagle3(tmp_path / "draft", weights)
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_published(folder, target, OPTIONS, "eagle")
-    assert "\n" not in f"{caught.value}"
+    check_logits(chain_logits(model, features), eagle1_logits(weights, shared_weights(target), features, TOKENS))
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     tokenizer = tiny.byte_tokenizer()
     sizes = {"num_hidden_layers": LAYERS, "vocab_size": len(tokenizer)}
     tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(**sizes), tokenizer)
-    weights = changed(t2d=None)
+    weights = changed(eagle3_weights(), {"t2d": None})
     same = save_eagle3(tmp_path / "same", weights, vocab_size=len(tokenizer))
     tokenizer.save_pretrained(same)
     load_published(same, tmp_path / "target", OPTIONS, "eagle")

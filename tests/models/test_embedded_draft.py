@@ -8,7 +8,7 @@ import torch
 import transformers
 from models import tiny
 from models.blocks import random_ids
-from passes import forward
+from passes import forward, prefilled
 
 from amusd.checkpoints.building import load_model
 from amusd.checkpoints.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft, read_draft
@@ -29,11 +29,8 @@ def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[
     tokenizer = tiny.byte_tokenizer(("<eos>",))
     stock = tiny.save_checkpoint(folder, tiny.tiny_config(name, **SIZES, **changes), tokenizer)
     drafted = tiny.tiny_causal_lm(tiny.tiny_config(name, **{**SIZES, "num_hidden_layers": 2}, **changes), seed=7)
-    trained = {
-        key: tensor
-        for key, tensor in drafted.state_dict().items()
-        if "embed_tokens" not in key and "lm_head" not in key
-    }
+    shared = ("model.embed_tokens.weight", "lm_head.weight")
+    trained = {key: tensor for key, tensor in drafted.state_dict().items() if key not in shared}
     draft_file = folder.parent / "draft.safetensors"
     write_draft(draft_file, trained, OUTPUT_IDS, {})
     drafted.load_state_dict(read_draft(draft_file).tensors, strict=False)  # as stored, in eight bits
@@ -43,12 +40,8 @@ def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[
 
 
 def load(folder: Path, draft_file: Path) -> ModelRunner:
-    return load_embedded_draft(
-        folder,
-        LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32"),
-        vocab_size=8,
-        draft_file=draft_file,
-    )
+    options = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32")
+    return load_embedded_draft(folder, options, vocab_size=8, draft_file=draft_file)
 
 
 @pytest.mark.parametrize(("name", "tied"), [("LlamaConfig", True), ("Qwen3Config", False)])
@@ -58,7 +51,6 @@ def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: st
     with torch.inference_mode():
         full = stock(torch.tensor([[5, 6, 7, 8]]), use_cache=False).logits[0]
     logits = forward(draft, [5, 6, 7, 8], draft.new_cache(20)).logits
-    assert draft.output_ids is not None
     torch.testing.assert_close(logits, full[:, draft.output_ids], atol=1e-4, rtol=1e-4)
 
 
@@ -88,14 +80,10 @@ def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embed
     options = LoadOptions(numerics=Numerics(width=128, fixed=False), max_model_len=128)
     target = load_model(embedded_folder, options)
     draft = load_embedded_draft(embedded_folder, options, vocab_size=8192)
-    prompt = load_tokenizer(embedded_folder).encode_chat(
-        user_turn("Name three things to see in a forest, and say why.")
-    )
-    cache = target.new_cache(128)
-    target.prefill(prompt[:-1], cache)
-    answer = extend(target, prompt[-1:], cache, 32)
+    question = user_turn("Name three things to see in a forest, and say why.")
+    prompt = load_tokenizer(embedded_folder).encode_chat(question)
+    answer = extend(target, prompt[-1:], prefilled(target, prompt[:-1], 128), 32)
     logits = forward(draft, [*prompt, *answer], draft.new_cache(128)).logits
-    assert draft.output_ids is not None
     chosen = draft.output_ids[logits.argmax(dim=-1)].tolist()[len(prompt) - 1 :]
     assert sum(a == b for a, b in zip(chosen, answer, strict=False)) >= 8
 

@@ -56,9 +56,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(conversion: Mock, cache_dir:
     assert not list(cache_dir.iterdir())
 
 
-def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_stays(
-    conversion: Mock, cache_dir: Path
-) -> None:
+def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(conversion: Mock, cache_dir: Path) -> None:
     left, growing = (cache_dir / f"{FOLDER}.partial-{pid}-x" for pid in (2**22 + 1, os.getppid()))
     for folder in (left, growing):
         folder.mkdir(parents=True)

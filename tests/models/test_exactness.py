@@ -11,7 +11,7 @@ import torch
 from models.blocks import decode_in_blocks
 from models.paths import decode_in_paths
 from models.test_batch import check_batches
-from passes import forward
+from passes import forward, prefilled
 from torch import Tensor
 
 from amusd.checkpoints.building import load_model
@@ -64,8 +64,7 @@ def load(folder: Path, model_impl: str = "amusd", numerics: Numerics = RULE, dty
 def decode_plainly(model: ModelRunner, folder: Path, prompt_length: int, num_tokens: int) -> Plain:
     question = load_tokenizer(folder).encode_chat(user_turn("Why is the sky blue?"))
     prompt = [*(1000 + 7 * number % 4000 for number in range(prompt_length - len(question))), *question]
-    cache = model.new_cache(len(prompt) + num_tokens + model.numerics.width)
-    model.prefill(prompt[:-1], cache)
+    cache = prefilled(model, prompt[:-1], len(prompt) + num_tokens + model.numerics.width)
     tokens, rows = [prompt[-1]], []
     for _ in range(num_tokens):
         rows.append(forward(model, tokens[-1:], cache).logits)
@@ -99,9 +98,7 @@ def test_the_embedded_target_answers_sensibly(plain: Plain, embedded_folder: Pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
-def test_behind_a_long_prompt_blocks_and_paths_give_the_bits_of_plain_decoding(
-    embedded_folder: Path, model_impl: str
-) -> None:
+def test_so_do_blocks_and_paths_behind_a_long_prompt(embedded_folder: Path, model_impl: str) -> None:
     test_ragged_blocks_and_paths_give_the_bits_of_plain_decoding(
         decode_plainly(load(embedded_folder, model_impl), embedded_folder, 1490, 60)
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from models import tiny
 from models.tiny import wrap_model
-from passes import forward
+from passes import forward, prefilled
 from torch import Tensor
 
 from amusd.models.attention import register_attention
@@ -31,14 +33,9 @@ RULES = {
 
 
 def model_of(numerics: Numerics, model_impl: str) -> ModelRunner:
-    options = LoadOptions(
-        numerics=numerics,
-        max_model_len=120,
-        dtype="float32",
-        model_impl=model_impl,
-        capture=None if numerics is CPU_RULE else run_each_time,
-        features=SPECS,
-    )
+    options = LoadOptions(numerics=numerics, max_model_len=120, dtype="float32", model_impl=model_impl, features=SPECS)
+    if numerics is not CPU_RULE:
+        options = replace(options, capture=run_each_time)
     return wrap_model(tiny.tiny_causal_lm(CONFIG, register_attention()), options)
 
 
@@ -64,8 +61,7 @@ def check(model: ModelRunner, cache: object, token_ids: list[int], start: int = 
 @pytest.mark.parametrize("numerics", RULES.values(), ids=RULES)
 def test_prompts_blocks_and_kept_rows_write_the_states_of_their_tokens(numerics: Numerics, model_impl: str) -> None:
     model = model_of(numerics, model_impl)
-    cache = model.new_cache(100)
-    model.prefill(TEXT[:40], cache)
+    cache = prefilled(model, TEXT[:40], 100)
     forward(model, TEXT[40:46], cache)
     cache.truncate(43)
     forward(model, TEXT[43:47], cache)

@@ -13,12 +13,8 @@ widths = st.integers(1, 20)
 
 
 def rules(fixed: bool | None = None) -> st.SearchStrategy[Numerics]:
-    return st.builds(
-        Numerics.for_device,
-        st.sampled_from(["cpu", "cuda:0"]),
-        width=widths,
-        fixed=st.booleans() if fixed is None else st.just(fixed),
-    )
+    devices, either = st.sampled_from(["cpu", "cuda:0"]), st.booleans() if fixed is None else st.just(fixed)
+    return st.builds(Numerics.for_device, devices, width=widths, fixed=either)
 
 
 starts = st.integers(0, 5000)

@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 from lines import logged
-from models import tiny
 from models.blocks import random_ids, stock_logits
 from passes import forward
 from torch import Tensor
@@ -26,9 +25,7 @@ from amusd.checkpoints.building import load_model
 from amusd.checkpoints.loading import load_target
 from amusd.checkpoints.transformers_models import forbid_kernels
 from amusd.config import EngineConfig, TargetConfig
-from amusd.errors import DeviceError
 from amusd.models.numerics import Numerics
-from amusd.runner.graphs import Replay, Work
 from amusd.runner.load_options import LoadOptions
 
 METHOD = "halves"
@@ -81,21 +78,13 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "kernels")
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that is not quantized."""
-    folder, tokenizer = tmp_path_factory.mktemp("plain"), tiny.byte_tokenizer()
-    tiny.save_checkpoint(folder, tiny.tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=False), tokenizer)
-    return folder
-
-
 @pytest.fixture
-def quantize(plain: Path, tmp_path: Path) -> Callable[..., Path]:
+def quantize(plain_checkpoint: Path, tmp_path: Path) -> Callable[..., Path]:
     """Writes a checkpoint with these settings of the quantizer."""
 
     def write(settings: Any) -> Path:
-        shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
-        config = json.loads((plain / "config.json").read_text())
+        shutil.copytree(plain_checkpoint, tmp_path, dirs_exist_ok=True)
+        config = json.loads((plain_checkpoint / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
         return tmp_path
 
@@ -129,23 +118,7 @@ def test_a_model_whose_rows_depend_on_each_other_says_so_in_one_line(quantize: C
     assert not lines, "nothing was promised"
 
 
-def test_layers_that_cannot_be_captured_run_without_graphs(
-    quantize: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    reason = "a pass on cuda:0 cannot be captured: a layer reads the device"
-
-    def refuse(_work: Work) -> Replay:
-        raise DeviceError(reason)
-
-    folder = quantize({"quant_method": METHOD})
-    model, _ = load(folder, capture=refuse)
-    assert caplog.messages == [f"cpu computes without CUDA graphs, which is slower: {reason}"]
-    assert forward(model, [1, 2], model.new_cache(2)).logits.isfinite().all()
-
-
-def test_kernels_from_a_hub_are_out_of_reach_even_if_their_library_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_from_a_hub_are_out_of_reach_of_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernels.py").write_text(f"__version__ = '{KERNELS_MIN_VERSION}'\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()

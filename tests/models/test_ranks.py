@@ -15,17 +15,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from models.blocks import random_ids
+from models.blocks import Second, random_ids
 from models.linked_ranks import DEADLINE_SECONDS, come, lead
 from models.paths import tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 from passes import forward
-from torch import Tensor
 
 from amusd.errors import ConfigError, PeerError, PeerProtocolError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Command, SamplerRows, Wipe
+from amusd.models.passes import Command, Wipe
 from amusd.models.sharding import ALONE, Ranks
 from amusd.protocol.messages import Ready
 from amusd.protocol.wire import encode
@@ -35,13 +34,21 @@ from amusd.runner.rank_commands import command_encoder, follow
 from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.ranks import Follower, Leader
 
+Life = Callable[[Follower], object]
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
 
 
+def following(make: Callable[[Follower], ModelRunner]) -> Life:
+    def life(follower: Follower) -> None:
+        model = make(follower)
+        follower.ready("cpu", DEADLINE_SECONDS)
+        follow(model, follower.commands())
+
+    return life
+
+
 @contextmanager
-def followed(
-    folder: Path, size: int, life: Callable[[Follower], object]
-) -> Iterator[tuple[Leader, list[Future[None]]]]:
+def followed(folder: Path, size: int, life: Life) -> Iterator[tuple[Leader, list[Future[None]]]]:
     """A leader, whose followers are threads that are on their way; and what becomes of them."""
 
     def live(rank: int) -> None:
@@ -74,12 +81,7 @@ def test_a_follower_that_fails_amid_a_pass_ends_it_with_the_reason(tmp_path: Pat
 
 
 def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def life(follower: Follower) -> None:
-        model = lean_model(STOCK, ranks=follower)
-        follower.ready("cpu", DEADLINE_SECONDS)
-        follow(model, follower.commands())
-
-    with followed(tmp_path, 2, life) as (leader, followers):
+    with followed(tmp_path, 2, following(lambda ranks: lean_model(STOCK, ranks=ranks))) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         monkeypatch.setattr(leader, "gather", fail)
@@ -99,10 +101,7 @@ def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monk
 def test_a_follower_that_cannot_load_is_heard_at_once(
     tmp_path: Path, mistake: Exception, expected: type[Exception], message: str
 ) -> None:
-    with (
-        followed(tmp_path, 2, lambda follower: follower.close(mistake)) as (leader, _),
-        pytest.raises(expected, match=message),
-    ):
+    with followed(tmp_path, 2, lambda rank: rank.close(mistake)) as (leader, _), pytest.raises(expected, match=message):
         leader.await_followers("cpu", DEADLINE_SECONDS)
 
 
@@ -149,13 +148,11 @@ def test_numbers_that_are_not_finite_are_wiped_on_every_rank(tmp_path: Path) -> 
     def overflow(model: Any) -> None:
         model.get_input_embeddings().weight.data[5] = torch.inf
 
-    def life(follower: Follower) -> None:
-        model = lean_model(STOCK, change=overflow, ranks=follower)
-        follower.ready("cpu", DEADLINE_SECONDS)
-        follow(model, follower.commands())
+    def make(ranks: Ranks) -> ModelRunner:
+        return lean_model(STOCK, change=overflow, ranks=ranks)
 
-    with followed(tmp_path, 2, life) as (leader, _):
-        model = lean_model(STOCK, change=overflow, ranks=leader)
+    with followed(tmp_path, 2, following(make)) as (leader, _):
+        model = make(leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         cache = model.new_cache(8)
         assert not forward(model, [3, 5, 3], cache).logits.isfinite().all()
@@ -175,7 +172,7 @@ def test_commands_do_not_grow_with_the_sequence() -> None:
     assert sizes[1] == sizes[-1]
 
 
-STEPS = 3
+STEPS, SECOND = 3, Second(0)
 RULES = {
     "fixed": Numerics(width=4, fixed=True, has_borders=False, prefill_chunk=32, num_tracks=2),
     "bucketed": Numerics(width=4, fixed=False, has_borders=False, prefill_chunk=32),
@@ -202,22 +199,6 @@ class Captures:
         return replay
 
 
-class Best:
-    """The second best column of each row, among its outputs. A `Sampler`."""
-
-    level = 0
-    num_inputs = 1
-    num_outputs = 1
-    neutral = np.zeros(1, dtype=np.int64)
-
-    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        best = logits.topk(2, dim=1).indices
-        return best[:, 0], best[:, 1:].int() + inputs.int()
-
-
-BEST = Best()
-
-
 def model_on(ranks: Ranks, rule: Numerics, captures: Captures) -> ModelRunner:
     return lean_model(STOCK, rule, ranks=ranks, capture=captures, tokens_per_step=STEPS)
 
@@ -226,7 +207,7 @@ def decoded(model: ModelRunner) -> list[list[int]]:
     """What chains with rollbacks, blocks, paths and trees choose."""
     prompt, block = random_ids(11), random_ids(3, seed=4)
     cache = model.new_cache(60)
-    model.prepare(cache, (BEST,))
+    model.prepare(cache, (SECOND,))
     model.prepare(cache, steps=STEPS)
     model.prefill(prompt[:-1], cache)
     chosen = [extend(model, prompt[-1:], cache, 8)]
@@ -234,9 +215,7 @@ def decoded(model: ModelRunner) -> list[list[int]]:
     chosen.append(forward(model, block, cache).choose())
     chosen.append(forward(model, block[:1], cache).logits.argmax(-1).tolist())
     chosen.append(extend(model, block[:2], cache, 4))
-    outputs = forward(model, block[:2], cache, SamplerRows(BEST, np.zeros((2, 1), dtype=np.int64))).outputs
-    assert outputs is not None
-    chosen.append(outputs[:, 0].tolist())
+    chosen.append(forward(model, block[:2], cache, SECOND.wanted(2)).choose())
     if model.numerics.tracks_at(cache.length) > 1:
         chosen.append(forward(model, block, cache, parents=[0, 0]).choose())
         model.keep([0, 2], cache)
@@ -252,21 +231,17 @@ def decoded(model: ModelRunner) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("rule", "size"), [("fixed", 3), ("bucketed", 2)])
-def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank_does(
-    tmp_path: Path, rule: str, size: int
-) -> None:
+def test_ranks_capture_and_replay_the_same_in_order_and_choose_as_one(tmp_path: Path, rule: str, size: int) -> None:
     captures = [Captures() for _ in range(size)]
 
-    def life(follower: Follower) -> None:
-        model = model_on(follower, RULES[rule], captures[follower.rank])
-        follower.ready("cpu", DEADLINE_SECONDS)
-        follow(model, follower.commands())
+    def make(ranks: Ranks) -> ModelRunner:
+        return model_on(ranks, RULES[rule], captures[ranks.rank])
 
     alone = Captures()
     expected = decoded(model_on(ALONE, RULES[rule], alone))
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "these answers are too simple to tell apart"
-    with followed(tmp_path, size, life) as (leader, followers):
-        model = model_on(leader, RULES[rule], captures[0])
+    with followed(tmp_path, size, following(make)) as (leader, followers):
+        model = make(leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         assert decoded(model) == expected
     for follower in followers:

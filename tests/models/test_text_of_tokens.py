@@ -49,10 +49,7 @@ def draw_qwen(draw: random.Random) -> list[int]:
     return [draw.randrange(len(QWEN) + NUM_PADDED) for _ in range(draw.randrange(1, 60))]
 
 
-LAYOUTS: dict[str, tuple[Any, Draw]] = {
-    "sentencepiece": (SENTENCEPIECE, draw_sentencepiece),
-    "qwen": (QWEN, draw_qwen),
-}
+LAYOUTS: dict[str, tuple[Any, Draw]] = {"pieces": (SENTENCEPIECE, draw_sentencepiece), "qwen": (QWEN, draw_qwen)}
 
 
 def wrap(tokenizer: Any) -> Tokenizer:
@@ -99,7 +96,6 @@ _REPLACED = ["<0xEF>", "<0xBF>", "<0xBD>"]  # U+FFFD itself
 @pytest.mark.parametrize(
     ("prompt", "answer", "text"),
     [
-        (["▁the"], ["▁true"], " true"),
         (["▁the"], ["<tool>", "▁sky"], " sky"),
         (["▁the", "<0xC3>"], ["<0xA9>"], "é"),
         (["▁the", "<0xC3>"], ["▁sky"], " sky"),
@@ -107,7 +103,6 @@ _REPLACED = ["<0xEF>", "<0xBF>", "<0xBD>"]  # U+FFFD itself
         (["▁the", *_REPLACED], ["▁sky"], " sky"),
         (["▁the", *_REPLACED], [*_REPLACED, "▁sky"], "\ufffd sky"),
         (_REPLACED * 90, ["▁sky"], " sky"),
-        (["▁the", *_REPLACED], [], ""),
         (["<s>"], ["▁the"], "the"),
         (["▁the", *["<tool>"] * 40], ["▁sky"], " sky"),
         (["▁a", *["<0xC3>", "<0xA9>"] * 40], ["<0xC3>", "<0xA9>", "▁sky"], "é sky"),

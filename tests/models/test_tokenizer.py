@@ -30,9 +30,8 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
 
 
 def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}<turn>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
-    )
+    template = "{% for m in messages %}<turn>{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}<answer>{% endif %}"
     raw = tiny.byte_tokenizer(("<eos>", "<turn>", "<answer>"), template)
     tokenizer = Tokenizer(raw.backend_tokenizer, raw.special_tokens_map, template)
     ids = tokenizer.encode_chat(user_turn("hi"))
@@ -92,9 +91,7 @@ def test_fingerprints_are_equal_for_one_vocabulary_whatever_the_embedding(tmp_pa
 
 
 @given(vocab_size=st.integers(2, 2_000), text=st.text(), data=st.data())
-def test_the_synthetic_tokenizer_reads_what_it_wrote_and_any_text(
-    vocab_size: int, text: str, data: st.DataObject
-) -> None:
+def test_the_synthetic_tokenizer_reads_its_own_and_any_text(vocab_size: int, text: str, data: st.DataObject) -> None:
     token_ids = data.draw(st.lists(st.integers(0, vocab_size - 1), max_size=30))
     tokenizer = SyntheticTokenizer(vocab_size)
     decoder = IncrementalDecoder(tokenizer)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 
 from amusd.checkpoints.building import prepared
 from amusd.checkpoints.configuration import as_own
@@ -23,16 +24,16 @@ from amusd.runner.model_runner import ModelRunner
 VOCAB = 97
 MAX_LENGTH = 256
 _SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_LENGTH,
-}
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": MAX_LENGTH,
+}  # fmt: skip
 _GPT2_SIZES = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": MAX_LENGTH}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_LATENT = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
+}  # fmt: skip
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -47,35 +48,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GPTNeoXConfig": {**_SIZES, "num_key_value_heads": 4},
     "GPT2Config": _GPT2_SIZES,
     "GraniteConfig": {**_SIZES, "logits_scaling": 2.0},
-    "Qwen3MoeConfig": {
-        **_SIZES,
-        "head_dim": 16,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-    },
-    "GptOssConfig": {
-        **_SIZES,
-        **_EXPERTS,
-        "head_dim": 16,
-        "sliding_window": 512,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    },
-    "DeepseekV3Config": {
-        **_SIZES,
-        "num_key_value_heads": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_intermediate_size": 16,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 12,
-        "first_k_dense_replace": 1,
-    },
+    "Qwen3MoeConfig": {**_SIZES, **_EXPERTS, "head_dim": 16, "num_experts": 4, "moe_intermediate_size": 16},
+    "GptOssConfig": {**_SIZES, **_EXPERTS, "head_dim": 16, "sliding_window": 512, "rope_parameters": _ROPE},
+    "DeepseekV3Config": {**_SIZES, **_LATENT, "num_key_value_heads": 4, "moe_intermediate_size": 16},
 }
 
 
@@ -86,9 +61,8 @@ def tiny_config(name: str = "LlamaConfig", **changes: Any) -> Any:
 def tiny_causal_lm(config: Any, attention: str = "eager", seed: int = 0) -> Any:
     """A stock model whose weights are large enough for every part of it to show in the logits."""
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(
-        copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32
-    ).eval()
+    make = transformers.AutoModelForCausalLM.from_config
+    model = make(copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -97,16 +71,13 @@ def tiny_causal_lm(config: Any, attention: str = "eager", seed: int = 0) -> Any:
     return model
 
 
-def weights_of(model: Any) -> dict[str, torch.Tensor]:
+def weights_of(model: Any) -> dict[str, Tensor]:
     own = {parameter: parameter.detach() for parameter in model.parameters()}
     return {name: own[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def wrap_model(
-    model: Any,
-    options: LoadOptions,
-    output_ids: torch.Tensor | None = None,
-    weights: dict[str, torch.Tensor] | None = None,
+    model: Any, options: LoadOptions, output_ids: Tensor | None = None, weights: dict[str, Tensor] | None = None
 ) -> ModelRunner:
     """Ours with the weights and the dtype of a stock model; `weights`: instead of its own."""
     config = as_own(model.config)
@@ -134,9 +105,8 @@ def byte_tokenizer(added: tuple[str, ...] = ("<eos>",), chat_template: str | Non
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(added))
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=added[0], chat_template=chat_template
-    )
+    names = {"eos_token": added[0], "chat_template": chat_template}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 def save_checkpoint(folder: Path, config: Any, tokenizer: Any | None = None) -> Any:

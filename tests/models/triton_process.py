@@ -49,7 +49,7 @@ class TritonProcess:
         self._executor.shutdown()
 
     def attend(self, inputs: Inputs, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
-        result: Tensor = _unpacked(self._executor.submit(_attend, _packed((*inputs, softcap, sinks))).result())
+        result: Tensor = pickle.loads(self._executor.submit(_attend, pickle.dumps((*inputs, softcap, sinks))).result())
         return result
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -66,14 +66,6 @@ def example(shape: Shape, *, seqs: int, rows: int, width: int, paths: int) -> In
     table, branches = torch.zeros((seqs, width), dtype=torch.int64), torch.zeros((seqs, paths, rows), dtype=torch.int64)
     lengths, positions = torch.zeros(seqs, dtype=torch.int64), torch.zeros((seqs, rows), dtype=torch.int64)
     return query, keys, values, table, lengths, branches, positions, positions, shape.dim**-0.5
-
-
-def _packed(values: Any) -> bytes:
-    return pickle.dumps(values)
-
-
-def _unpacked(sent: bytes) -> Any:
-    return pickle.loads(sent)
 
 
 # In the child
@@ -110,7 +102,7 @@ def _float32(handle: Any) -> npt.NDArray[np.float32]:
 def _attend(sent: bytes) -> bytes:
     from amusd.models.row_attention_triton import attend_rows
 
-    return _packed(attend_rows(*_unpacked(sent)))
+    return pickle.dumps(attend_rows(*pickle.loads(sent)))
 
 
 class _AbsentGpu:

@@ -13,13 +13,7 @@ from amusd.config import DecodingConfig
 from amusd.policies.base import TargetView, Verify, Wait
 from amusd.policies.estimates import Estimates
 from amusd.policies.factory import make_policy, policy_name
-from amusd.policies.schedules import (
-    AutoPolicy,
-    AutoregressivePolicy,
-    ContinuousPolicy,
-    SynchronousPolicy,
-    WindowedPolicy,
-)
+from amusd.policies.schedules import AutoPolicy, ContinuousPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.types import Mode
 
 VIEW = TargetView(
@@ -197,7 +191,7 @@ def test_the_chances_are_what_the_draft_says_corrected_by_what_came_of_it() -> N
 
 
 def test_each_mode_has_its_policy() -> None:
-    assert isinstance(make_policy(DecodingConfig(mode="autoregressive")), AutoregressivePolicy)
+    assert make_policy(DecodingConfig(mode="autoregressive")).decide(replace(VIEW, num_candidates=3)) == Verify(0)
     synchronous = make_policy(DecodingConfig(mode="synchronous", num_speculative_tokens=5))
     assert (synchronous.max_lookahead, synchronous.tokens_per_message) == (5, 5)
     chain = make_policy(DecodingConfig(policy="chain", max_lookahead=9), can_branch=True)

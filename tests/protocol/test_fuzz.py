@@ -93,7 +93,6 @@ def test_a_hostile_opening_is_refused(name: str) -> None:
     "verdict",
     [
         Verdict(1, 1, MAX_EPOCH + 1, 4, (5,), 0),
-        Verdict(1, 1, 2**63 - 1, 4, (), 0),
         Verdict(1, 1, 0, 5, (5,), 0),
         Verdict(1, 1, 0, 4, (5,) * MAX_LENGTH, 0),
         Verdict(1, 1, 0, 2**62, (5,), 0),

@@ -104,24 +104,13 @@ def test_a_candidate_from_another_prefix_is_dropped() -> None:
     assert session.num_candidates == 0
 
 
-def test_a_draft_that_is_done_says_so_once() -> None:
-    other = DraftSession(replace(OPENING, max_lookahead=2))
-    grow(other, 4)
-    first = other.offer()
-    grow(other, 5)
-    second = other.offer()
-    assert first is not None
-    assert second is not None
-    assert (first.more, second.more) == (True, False)
-    assert other.offer() is None
-    assert not other.has_work
-
-
-def test_a_draft_that_is_done_goes_on_behind_a_verdict() -> None:
+def test_a_draft_that_is_done_says_so_once_and_goes_on_behind_a_verdict() -> None:
     other = DraftSession(replace(OPENING, max_lookahead=2))
     for token_id in (4, 5):
         grow(other, token_id)
-        other.offer()
+        assert offered(other).more == (token_id == 4)
+    assert other.offer() is None
+    assert not other.has_work
     hear(other, Verdict(1, 1, 1, 3, (4,), 0))
     grow(other, 6)
     assert text(other) == (*PROMPT, 4, 5, 6)
@@ -149,14 +138,7 @@ def test_a_drafter_without_a_proposal_says_so() -> None:
 @pytest.mark.parametrize(
     ("tokens", "accepted"),
     [((), 0), ((4, 5, 9, 9), 2), ((9,), 1), ((4,), 2), ((4, 9), 0), ((4, 5, 6, 7), 4)],
-    ids=[
-        "nothing",
-        "two tokens of its own",
-        "not the candidate",
-        "more than there is",
-        "miscounted",
-        "beyond the block",
-    ],
+    ids=["nothing", "two of its own", "not the candidate", "more than there is", "miscounted", "beyond the block"],
 )
 def test_an_impossible_commit_is_refused_and_changes_nothing(tokens: tuple[int, ...], accepted: int) -> None:
     session = target()

@@ -120,10 +120,9 @@ def mixed_logits(row: Tensor, ids: list[int], mixture: Mixture, all_ids: list[in
     for token_id, bias, slope in mixture:
         model = weights.get(token_id, 0.0) or math.exp(UNPROPOSED)
         weights[token_id] = max(weights.get(token_id, 0.0), math.exp(bias) * model**slope)
+    whole = sum(weights.values())
     with np.errstate(divide="ignore"):
-        found: list[float] = np.log(
-            [weights.get(token_id, 0.0) / sum(weights.values()) for token_id in all_ids]
-        ).tolist()
+        found: list[float] = np.log([weights.get(token_id, 0.0) / whole for token_id in all_ids]).tolist()
     return found
 
 
@@ -147,9 +146,7 @@ def test_a_known_token_loses_nothing_that_the_model_gives_it() -> None:
     some=st.booleans(),
     given_=st.lists(mixtures, min_size=1),
 )
-def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
-    temperature: float, seed: int, some: bool, given_: list[Mixture]
-) -> None:
+def test_a_mixture_ranks_as_its_probabilities(temperature: float, seed: int, some: bool, given_: list[Mixture]) -> None:
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.permutation(NUM_IDS)[: NUM_IDS // 3]).tolist() if some else [*range(NUM_IDS)]
     logits = random_logits(rng, len(given_), len(ids), 4.0)

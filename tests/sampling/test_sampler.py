@@ -26,6 +26,7 @@ from amusd.sampling.sampler_inputs import SamplerInputs
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
 ROUNDING = 1e-4
 
+biases = st.tuples(st.integers(0, 50), st.sampled_from([-100.0, -1.0, 0.5, 30.0]))
 parameters = st.fixed_dictionaries(
     {},
     optional={
@@ -35,16 +36,12 @@ parameters = st.fixed_dictionaries(
         "repetition_penalty": st.sampled_from([0.7, 1.2, 5.0]),
         "presence_penalty": st.sampled_from([-1.5, 0.4, 8.0]),
         "frequency_penalty": st.sampled_from([-1.0, 0.3, 2.0]),
-        "logit_bias": st.lists(
-            st.tuples(st.integers(0, 50), st.sampled_from([-100.0, -1.0, 0.5, 30.0])), max_size=6
-        ).map(tuple),
+        "logit_bias": st.lists(biases, max_size=6).map(tuple),
     },
 )
 
 
-def columns_of(
-    sampler: SequenceSampler, logits: Tensor, start: int, token_ids: Sequence[int], **kwargs: Any
-) -> list[int]:
+def columns_of(sampler: SequenceSampler, logits: Tensor, start: int, token_ids: list[int], **kwargs: Any) -> list[int]:
     device, words = sampler.state.device, torch.from_numpy(sampler.rows(start, token_ids, **kwargs))
     chosen: list[int] = sampler.sampler.compute(logits.to(device), words.to(device))[0].tolist()
     return chosen
@@ -87,9 +84,8 @@ def test_a_choice_is_the_noisy_argmax_of_the_definition(
     distribution = Distribution(temperature=temperature, seed=seed, **changes)
     start = len(prompt) + len(answer)
     with using(device):
-        sampler = SequenceSampler(
-            distribution, SamplingState(columns, torch.from_numpy(ids) if is_reduced else None, device), prompt
-        )
+        state = SamplingState(columns, torch.from_numpy(ids) if is_reduced else None, device)
+        sampler = SequenceSampler(distribution, state, prompt)
         sampler.see([*prompt, *answer])
         chosen = columns_of(sampler, logits, start, block)
     for row, column in enumerate(chosen):
@@ -125,7 +121,6 @@ def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
     logits = np.arange(3000, dtype=np.float32) * np.float32(-0.01)
     words = SamplingState(3000).words_of(Distribution(temperature=1.0, **changes))
     left = kept_columns(logits, SamplerInputs.of(words))
-    assert left is not None
     assert left.tolist() == [*range(len(left))]
     assert len(left) == pytest.approx(100 * np.log(1 / 0.0001), abs=1)
 
@@ -155,9 +150,8 @@ def test_a_choice_depends_on_seed_and_position_and_not_on_its_pass(device: str, 
     tokens = [number * 29 % 700 for number in range(24)]
 
     def chosen(seed: int, start: int, parts: Sequence[int]) -> list[int]:
-        sampler = SequenceSampler(
-            Distribution(temperature=1.0, seed=seed, **changes), SamplingState(700, device=device), [1] * start
-        )
+        distribution = Distribution(temperature=1.0, seed=seed, **changes)
+        sampler = SequenceSampler(distribution, SamplingState(700, device=device), [1] * start)
         found: list[int] = []
         for number in parts:
             first = len(found)
@@ -253,9 +247,7 @@ class Launches(TorchDispatchMode):
         (RowRanker, Level.PENALIZED, 84),
     ],
 )
-def test_a_device_launches_few_kernels_and_is_asked_for_nothing(
-    kind: type[RowSampler], level: Level, number: int
-) -> None:
+def test_a_device_launches_few_kernels_and_is_not_asked(kind: type[RowSampler], level: Level, number: int) -> None:
     """Tensors on `meta` have no values: whatever would read one, or has a shape that depends on one, raises."""
     device = torch.device("meta")
     sampler = kind(SamplingState(128_256, None, device), level)

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 from lines import logged
 from openai import OpenAI
+from runtime.pair import PROMPT, reference
+from table_model import TableTokenizer
 
 from amusd.async_engine import AsyncEngine
 from amusd.config import RunConfig, ServeConfig
@@ -24,6 +26,8 @@ from amusd.serving.service import Service
 
 MODEL = "table"
 TEXT = "dbebf"
+LONG = 300
+ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
 SECONDS = 60.0
 
 

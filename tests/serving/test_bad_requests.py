@@ -43,9 +43,7 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
     (message(content="a" * 500), "messages", "leave no room in a context of 400"),
     (message(content="\ud800"), None, r"the body is not JSON: \ud800 is half of a surrogate pair"),
-    ({"user": "\ude00"}, None, r"the body is not JSON: \ude00 is half of a surrogate pair"),
     ({"max_tokens": 4.5}, "max_tokens", "got `float`"),
-    ({"tools": [TOOL], "tool_choice": "auto"}, "tools", "not supported by this server"),
     ({"m" * 50_000: 1}, "m" * 200 + "...", "is not known"),
     ({"prompt": [5000]}, "prompt", "token ids must be in [0, 50)"),
     ({"prompt": ["a", 1]}, "prompt", "both token ids and prompts"),
@@ -110,25 +108,11 @@ def test_a_body_of_more_values_than_can_be_read_at_once_is_refused(values: str) 
 
 
 WITHOUT_EFFECT = {
-    "tool_choice": "none",
-    "tools": [TOOL],
-    "function_call": "none",
-    "functions": [TOOL["function"]],
-    "modalities": ["text"],
-    "reasoning_effort": "none",
-    "verbosity": "medium",
-    "seed": 1.0,
-    "n": 1.0,
-    "response_format": {"type": "text"},
-    "skip_special_tokens": True,
-    "echo": False,
-    "min_tokens": 0,
-    "model": None,
-    "stop": None,
-    "user": "ann",
-    "priority": 3,
-    "stream_options": {"include_usage": True, "include_obfuscation": None},
-}
+    "tool_choice": "none", "tools": [TOOL], "function_call": "none", "functions": [TOOL["function"]],
+    "modalities": ["text"], "reasoning_effort": "none", "verbosity": "medium", "response_format": {"type": "text"},
+    "seed": 1.0, "n": 1.0, "min_tokens": 0, "priority": 3, "model": None, "stop": None, "user": "ann", "echo": False,
+    "skip_special_tokens": True, "stream_options": {"include_usage": True, "include_obfuscation": None},
+}  # fmt: skip
 
 
 def test_fields_that_change_nothing_are_taken(server: Running) -> None:

@@ -85,10 +85,14 @@ def served(folder: Path, *overrides: str, **variables: str) -> Iterator[Served]:
 
 
 def ask(client: OpenAI, model: str, number: int, **options: Any) -> str:
-    fields = {"max_tokens": 200, "seed": number, "temperature": number % 2, "extra_body": {"ignore_eos": True}}
-    stream = client.completions.create(
-        model=model, prompt=f"Story {number}: once", stream=True, **{**fields, **options}
-    )
+    fields = {
+        "max_tokens": 200,
+        "seed": number,
+        "temperature": number % 2,
+        "extra_body": {"ignore_eos": True},
+        **options,
+    }
+    stream = client.completions.create(model=model, prompt=f"Story {number}: once", stream=True, **fields)
     return "".join(chunk.choices[0].text for chunk in stream)
 
 

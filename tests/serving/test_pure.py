@@ -103,16 +103,9 @@ def made(shown: list[str]) -> tuple[list[Token], Generation]:
         for i, text in enumerate(shown)
     ]
     generation = Generation(
-        text="".join(shown),
-        token_ids=tuple(token.token_id for token in found),
-        finish_reason="eos",
-        mode="asynchronous",
-        policy="chain",
-        drafter="ngram",
-        seed=0,
-        metrics=GenerationMetrics(num_tokens=len(shown)),
-        sequence_id=1,
-    )
+        text="".join(shown), token_ids=tuple(token.token_id for token in found), finish_reason="eos", sequence_id=1,
+        mode="asynchronous", policy="chain", drafter="ngram", seed=0, metrics=GenerationMetrics(num_tokens=len(shown)),
+    )  # fmt: skip
     return found, generation
 
 

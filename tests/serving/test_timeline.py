@@ -21,9 +21,7 @@ PASS = {
 
 
 @pytest.mark.parametrize(("accepted", "ready", "told"), [(1, 0, True), (1, 2, False), (3, 0, False)])
-def test_a_pass_is_told_with_its_times_and_counts_and_a_rollback_where_nothing_is_left(
-    accepted: int, ready: int, told: bool
-) -> None:
+def test_a_pass_is_told_with_its_counts_and_a_rollback_if_none_is_left(accepted: int, ready: int, told: bool) -> None:
     counts = {**PASS, "num_accepted": accepted, "num_tokens": accepted + 1, "num_ready": ready}
     done, *more = lines_of(made("target_pass", 2_000_000_000, 2_500_000_000, 7, **counts))
     times = {"begin": 2.0, "end": 2.5, "sequence": 7}

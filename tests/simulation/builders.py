@@ -28,18 +28,9 @@ def branching(min_candidates: int, **changes: Any) -> DecodingConfig:
     return chain(min_candidates, **{"policy": "branching", "max_lookahead": 24, "verify_breadth": 1, **changes})
 
 
-def windowed(length: int) -> DecodingConfig:
-    return DecodingConfig(policy="windowed", num_speculative_tokens=length)
-
-
 def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) -> Costs:
-    link = Duration.of_ms(delay * c)
-    settings = {
-        "passes": {0: Duration.of_ms(c, spread)},
-        "draft_token": Duration.of_ms(1.0, spread),
-        "to_target": link,
-        "to_draft": link,
-    }
+    link, step = Duration.of_ms(delay * c), Duration.of_ms(1.0, spread)
+    settings = {"passes": {0: Duration.of_ms(c, spread)}, "draft_token": step, "to_target": link, "to_draft": link}
     return Costs(**{**settings, **changes})
 
 

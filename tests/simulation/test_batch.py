@@ -1,8 +1,9 @@
-"""Answers decoded together: what can be written down, and laws that always hold."""
+"""Answers decoded together, and what goes in: what can be written down, and laws that always hold."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -35,14 +36,10 @@ def test_plain_decoding_takes_a_pass_over_all_of_them_for_a_token_of_each(
 def test_auto_does_not_take_the_time_of_prompts_for_that_of_drafting() -> None:
     """Prompts come in beside the answers of others, at the costs of a CPU. With a rest for each sequence it lost."""
     costs = Costs(
-        passes=rows_of(36.0, 1.5, 0.05),
-        draft_token=Duration.of_ms(3.0, 0.1),
-        sequence_ns=5 * MILLISECOND // 2,
-        tree_row_ns=MILLISECOND // 5,
-        draft_sequence_ns=4 * MILLISECOND // 5,
-        target_prefill=Duration.of_ms(110.0),
-        draft_prefill=Duration.of_ms(25.0),
-    )
+        passes=rows_of(36.0, 1.5, 0.05), draft_token=Duration.of_ms(3.0, 0.1), tree_row_ns=MILLISECOND // 5,
+        sequence_ns=5 * MILLISECOND // 2, draft_sequence_ns=4 * MILLISECOND // 5,
+        target_prefill=Duration.of_ms(110.0), draft_prefill=Duration.of_ms(25.0),
+    )  # fmt: skip
     answers = drawn_answers(0.45, num_answers=24, num_tokens=48, seed=1)
     machine = of_answers(answers, costs, max_candidates=7, accept_next=0.3, batch_size=8, seed=1)
     auto = machine.run(DecodingConfig()).tokens_per_second
@@ -65,3 +62,33 @@ def test_the_slot_of_a_finished_sequence_is_taken_by_the_next_answer(lengths: li
         slots[free] += 10 * length
     found = spans(machine.run(PLAIN))
     assert {event.sequence_id: event.start_ns / MILLISECOND for event in found} == begin_ms
+
+
+# Times and outcomes that a simulation is given
+
+
+def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
+    passes = {number: Duration((1000 + 10 * number,)) for number in range(20)}
+    costs = Costs(passes=passes, draft_token=Duration((100,)), tree_row_ns=5)
+    costs = replace(costs, sequence_ns=50, draft_sequence_ns=7)
+
+    def taken(costs: Costs, number: int, num_sequences: int) -> tuple[int, int, int]:
+        """A pass over so many candidates, a step of a token each, a step over so many nodes."""
+        pass_ns = costs.pass_ns(number, False, Random(0), num_sequences=num_sequences)
+        step_ns = costs.step_ns(False, Random(0), num_sequences=num_sequences)
+        return pass_ns, step_ns, costs.tree_step_ns(number, False, Random(0), num_sequences=num_sequences)
+
+    assert taken(costs, 9, 1) == (1090, 100, 140)
+    assert taken(costs, 9, 4) == (1120 + 150, 115 + 21, 140 + 21)
+    # from four rows on, each costs a quarter of what four do; the caches are read all the same
+    bent = replace(costs, knee_rows=4)
+    assert taken(bent, 4, 4) == (2060 + 150, 115 + 21, 115 + 21)
+    assert taken(bent, 10, 8)[1:] == (230 + 49, round(2.5 * 115) + 49)
+
+
+@given(st.floats(0, 1), st.integers(1, 5), st.integers(1, 60), st.integers(0, 5))
+def test_the_given_share_of_tokens_is_right(accept: float, num_answers: int, num_tokens: int, seed: int) -> None:
+    answers = drawn_answers(accept, num_answers=num_answers, num_tokens=num_tokens, seed=seed)
+    assert [len(answer) for answer in answers] == [num_tokens] * num_answers
+    assert sum(map(sum, answers)) == round(accept * num_tokens * num_answers)
+    assert all(abs(sum(answer) - accept * num_tokens) <= 1 for answer in answers)

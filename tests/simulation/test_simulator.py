@@ -10,18 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import closed_forms
-from simulation.builders import (
-    PLAIN,
-    branching,
-    chain,
-    costs,
-    of_answers,
-    own_tokens,
-    simulator,
-    speedup,
-    synchronous,
-    windowed,
-)
+from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_tokens, simulator, speedup, synchronous
 
 from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration
@@ -40,22 +29,18 @@ def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() 
     assert speedup(narrow, chain(0)) == pytest.approx(8, rel=0.01)  # 7 candidates, and the late one behind them
 
 
+WINDOWED = DecodingConfig(policy="windowed", num_speculative_tokens=8)
 ONE_PATH = {"fan_out": 2, "rows_per_step": 1}
 
 
 @pytest.mark.parametrize(
     ("machine", "schedule", "expected", "within"),
     [
-        (
-            simulator(0.8, costs(10, delay=0.05)),
-            synchronous(7),
-            closed_forms.synchronous(0.8, 10, 7, overhead=0.1),
-            0.01,
-        ),
+        (simulator(0.8, costs(10, delay=0.05)), synchronous(7), closed_forms.synchronous(0.8, 10, 7, 0.1), 0.01),
         # Without delay, and with c whole, every pass ends where a step begins: the rollback finds a step just begun.
         (simulator(0.6, costs(4), num_tokens=1200), chain(1), closed_forms.chain(0.6, 4, 1, restart_loss=1), 0.02),
         # A draft that has each window ready before the pass ends.
-        (simulator(0.9, costs(17.3), num_tokens=1200), windowed(8), closed_forms.windowed(0.9, 17.3, 8), 0.05),
+        (simulator(0.9, costs(17.3), num_tokens=1200), WINDOWED, closed_forms.windowed(0.9, 17.3, 8), 0.05),
         # One path, as long as the second guess is never right: a chain that waits for a verdict that is due.
         (simulator(0.9, costs(10), num_tokens=1200), branching(1, **ONE_PATH), closed_forms.chain(0.9, 10, 1), 0.02),
     ],
@@ -74,18 +59,9 @@ some = st.lists(times, min_size=1, max_size=3).map(tuple)
 durations = st.builds(Duration, some, together=some)
 positive = st.lists(st.integers(1, 60), min_size=1, max_size=3).map(tuple)
 steps = st.builds(Duration, positive, together=positive)
-any_costs = st.builds(
-    Costs,
-    passes=st.dictionaries(st.integers(0, 8), steps, min_size=1, max_size=3),
-    draft_token=steps,
-    host=durations,
-    target_prefill=durations,
-    draft_prefill=durations,
-    advance=durations,
-    rollback=durations,
-    to_target=durations,
-    to_draft=durations,
-)
+OTHERS = ("host", "target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft")
+passes = st.dictionaries(st.integers(0, 8), steps, min_size=1, max_size=3)
+any_costs = st.builds(Costs, passes=passes, draft_token=steps, **dict.fromkeys(OTHERS, durations))
 any_answers = st.lists(st.lists(st.booleans(), min_size=1, max_size=40).map(tuple), min_size=1, max_size=3).map(tuple)
 any_schedule = st.one_of(
     st.just(PLAIN),
@@ -107,20 +83,13 @@ any_schedule = st.one_of(
 )
 
 
-@given(
-    any_costs, any_answers, any_schedule, st.integers(1, 6), st.integers(1, 9), st.integers(0, 3)
-)  # fmt: skip
+@given(any_costs, any_answers, any_schedule, st.integers(1, 6), st.integers(1, 9), st.integers(0, 3))
 @settings(max_examples=100)
 def test_every_token_and_every_nanosecond_is_accounted_for(
-    costs: Costs,
-    answers: tuple[Answer, ...],
-    decoding: DecodingConfig,
-    batch_size: int,
-    max_candidates: int,
-    more_ns: int,
+    costs: Costs, answers: tuple[Answer, ...], decoding: DecodingConfig, batch_size: int, most: int, more_ns: int
 ) -> None:
     costs = replace(costs, sequence_ns=more_ns, draft_sequence_ns=more_ns, knee_rows=more_ns + 1)
-    machine = of_answers(answers, costs, max_candidates=max_candidates, accept_next=0.4, batch_size=batch_size)
+    machine = of_answers(answers, costs, max_candidates=most, accept_next=0.4, batch_size=batch_size)
     outcome = machine.run(decoding)
     metrics = outcome.metrics
     assert [answer.num_tokens for answer in outcome.answers] == [len(answer) for answer in answers]

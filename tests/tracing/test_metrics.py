@@ -16,18 +16,10 @@ from amusd.tracing.recorder import Recorder
 PASS = made("target_pass", 0, 0).fields
 
 ONE = GenerationMetrics(
-    num_tokens=10,
-    first_token_ns=30_000_000,
-    total_ns=130_000_000,
-    prefill_ns=20_000_000,
-    pass_ns=97_500_000,
-    num_passes=5,
-    num_drafts=4,
-    num_verified=8,
-    num_accepted=5,
-    acceptance=Counter({(2, 1): 3, (2, 2): 1}),
+    num_tokens=10, first_token_ns=30_000_000, total_ns=130_000_000, prefill_ns=20_000_000, pass_ns=97_500_000,
+    num_passes=5, num_drafts=4, num_verified=8, num_accepted=5, acceptance=Counter({(2, 1): 3, (2, 2): 1}),
     draft=Progress(1, 10, 20, 2, 60, 120),
-)
+)  # fmt: skip
 
 
 def test_figures_of_one_generation() -> None:
@@ -46,15 +38,9 @@ def test_figures_of_one_generation() -> None:
 
 def test_figures_under_the_names_that_benchmark_clients_read() -> None:
     metrics = GenerationMetrics(
-        num_tokens=5,
-        first_token_ns=30_000_000,
-        total_ns=70_000_000,
-        chunk_gaps_ns=[10_000_000, 25_000_000, 5_000_000],
-        num_drafts=3,
-        num_verified=7,
-        num_accepted=4,
-        acceptance=Counter({(2, 2): 2, (3, 0): 1}),
-    )
+        num_tokens=5, first_token_ns=30_000_000, total_ns=70_000_000, chunk_gaps_ns=[10_000_000, 25_000_000, 5_000_000],
+        num_drafts=3, num_verified=7, num_accepted=4, acceptance=Counter({(2, 2): 2, (3, 0): 1}),
+    )  # fmt: skip
     figures = metrics.as_dict()
     names = ("time_per_output_token_ms", "median_inter_token_latency_ms", "p99_inter_token_latency_ms")
     assert [figures[name] for name in names] == [10, 10, 25]

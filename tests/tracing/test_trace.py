@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulation.builders import PLAIN, chain, synchronous, write_run
@@ -19,9 +20,7 @@ def run_directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_file_the_picture_and_the_figures_of_a_sequence(
-    run_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_the_picture_and_the_figures_of_a_sequence(run_directory: Path, capsys: Any) -> None:
     assert run(run_directory) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("sequence 2001: asynchronous (chain), drafter simulated\n")
@@ -38,12 +37,10 @@ def test_the_file_the_picture_and_the_figures_of_a_sequence(
     assert (run_directory / "timeline.png").is_file()
 
 
-def test_what_cannot_be_traced_is_said_in_one_line(
-    run_directory: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_what_cannot_be_traced_is_said_in_one_line(run_directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"^sequence=9: no such sequence; this run has sequence=1 to 3001$"):
         run(run_directory, "sequence=9")
-    empty = tmp_path_factory.mktemp("empty")
+    (empty := run_directory / "empty").mkdir()
     with pytest.raises(ConfigError, match="hold no answer"):
         run(empty)
     (empty / "events").mkdir()

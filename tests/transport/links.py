@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from memory_link import memory_pair
 
 from amusd.config import TransportConfig
-from amusd.protocol.messages import Message
+from amusd.protocol.messages import Message, Verdict
 from amusd.transport.base import Transport
 from amusd.transport.factory import connect, listen
 
 NONCE = 0xFEEDFACE12345678
 DEADLINE = 20.0
+VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 
 
 @dataclass
@@ -64,11 +65,7 @@ PROCESS_LINKS: dict[str, Callable[[], Link]] = {
 }
 if hasattr(os, "memfd_create"):
     PROCESS_LINKS["shared memory"] = lambda: _of(TransportConfig(), "shm://{}/link")
-LINKS: dict[str, Callable[[], Link]] = {
-    "memory": _memory,
-    "memory, held back": lambda: _memory(0.002),
-    **PROCESS_LINKS,
-}
+LINKS: dict[str, Callable[[], Link]] = {"memory": _memory, "held back": lambda: _memory(0.002), **PROCESS_LINKS}
 
 
 def fill(end: Transport, message: Message) -> None:

@@ -133,14 +133,8 @@ def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on
 ) -> None:
     receiver, sender = ends
     frame = encode(verdict(1), NONCE)
-    bad_frames = [
-        b"",
-        b"garbage",
-        frame[:-1],
-        frame + b"\0",
-        frame[:4] + b"\xff" + frame[5:],
-        encode(verdict(1), NONCE ^ 1),
-    ]
+    foreign = encode(verdict(1), NONCE ^ 1)
+    bad_frames = [b"", b"garbage", frame[:-1], frame + b"\0", frame[:4] + b"\xff" + frame[5:], foreign]
     with caplog.at_level("WARNING"):
         for bad_frame in bad_frames:
             sender.send_frame(bad_frame)

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transport.links import DEADLINE, PROCESS_LINKS, Link, expect
+from transport.links import DEADLINE, PROCESS_LINKS, VERDICT, Link, expect
 
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Verdict
 from tests.warm import Popen
 
 ROOT = Path(__file__).parents[2]
-VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 ECHO = f"""
 import sys
 sys.path.insert(0, "tests")
@@ -76,7 +74,6 @@ def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: st
 
 def test_the_death_of_the_listening_process_is_noticed_too(link: Link, name: str) -> None:
     with echo(name) as process:
-        assert process.stdout is not None
         end = link.connect(process.stdout.readline().strip())
         end.send(VERDICT)
         assert end.receive(3 * DEADLINE) == VERDICT

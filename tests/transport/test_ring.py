@@ -55,9 +55,7 @@ def test_it_is_a_queue_of_bounded_size_whatever_the_lengths(steps: list[bytes | 
 
 
 @given(steps, st.binary(min_size=SMALL, max_size=SMALL), st.integers(0, 2**64 - 1))
-def test_whatever_the_other_end_writes_gives_frames_or_one_error(
-    steps: list[bytes | None], garbage: bytes, written: int
-) -> None:
+def test_whatever_is_written_gives_frames_or_one_error(steps: list[bytes | None], garbage: bytes, written: int) -> None:
     pair = Pair()
     for frame in steps:
         if frame is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from transport.links import NONCE, expect
+from transport.links import NONCE, VERDICT, expect
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError
@@ -27,7 +27,6 @@ from tests.warm import Popen
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 
 ROOT = Path(__file__).parents[2]
-VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 FLOOD = f"""
 import itertools, sys
 from amusd.protocol.messages import Verdict

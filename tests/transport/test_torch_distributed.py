@@ -19,11 +19,11 @@ import pytest
 import torch
 from strategies import EXAMPLES
 from test_listeners import LOOPBACK, listeners
-from transport.links import DEADLINE, NONCE, expect
+from transport.links import DEADLINE, NONCE, VERDICT, expect
 
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Open, Verdict
+from amusd.protocol.messages import Open
 from amusd.runner import process_group
 from amusd.runner.rendezvous import Rendezvous
 from amusd.transport import torch_distributed
@@ -31,7 +31,6 @@ from amusd.transport.base import Transport
 from amusd.transport.factory import address_in, connect, listen
 from amusd.transport.torch_distributed import FORM_SECONDS, NCCL_SETTINGS, Bodies, TorchDistributedTransport
 
-VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 LONG = Open(1, 1, tuple(range(5000)), 9000, "embedded", 16, 1)
 
 
@@ -148,9 +147,7 @@ def test_a_link_that_does_not_form_says_why_at_both_ends(
     assert not lasting_threads()
 
 
-def test_groups_of_nccl_are_made_under_settings_by_which_a_lost_peer_ends_no_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_groups_of_nccl_have_settings_by_which_a_lost_peer_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def make(*_: object) -> None:

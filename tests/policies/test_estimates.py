@@ -1,0 +1,213 @@
+"""What a policy is told that is found from passes and steps: whether drafting pays, a row's cost, the next verdict."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from amusd.policies.estimates import (
+    DEVIATIONS,
+    DRAFT_ROW_SHARE,
+    FIRST_LOOK,
+    FIRST_REST,
+    FORESEEN_MEMORY,
+    SECOND_LOOK,
+    DraftingSwitch,
+    RowCost,
+    VerdictClock,
+)
+
+# Whether drafting pays: found by trying, at little cost
+
+
+class Pair:
+    """Passes of 10 ms alone; with a draft they take `slowdown` times as long and commit `num_tokens` on average."""
+
+    def __init__(self, num_tokens: float, slowdown: float, spread: float = 0.0, seed: int = 0) -> None:
+        self.switch = DraftingSwitch()
+        self.num_tokens, self.slowdown, self.spread = num_tokens, slowdown, spread
+        self.random = random.Random(seed)
+        self.seconds = self.ideal_seconds = 0.0
+        self.num_rests = 0
+
+    def decode(self, num_tokens: int) -> Pair:
+        while num_tokens > 0:
+            rests = not self.switch.drafting_pays
+            noise = 1 + self.spread * (2 * self.random.random() - 1)
+            seconds = 0.01 * noise * (1 if rests else self.slowdown)
+            whole = int(self.num_tokens)
+            committed = 1 if rests else whole + (self.random.random() < self.num_tokens - whole)
+            self.switch.passed(committed, seconds, seconds, rests=rests)
+            num_tokens -= committed
+            self.num_rests += rests
+            self.seconds += seconds
+            self.ideal_seconds += 0.01 * committed * min(1.0, self.slowdown / self.num_tokens)
+        return self
+
+
+def test_a_rest_is_tried_once_where_drafting_pays_and_never_where_it_pays_twice() -> None:
+    pair = Pair(1.6, 1.1).decode(5000)
+    assert pair.num_rests == FIRST_REST
+    assert pair.switch.plain_tokens_per_second == pytest.approx(100)
+    assert Pair(2.2, 1.0).decode(5000).num_rests == 0
+
+
+def test_a_rest_grows_while_it_pays() -> None:
+    switch = DraftingSwitch()
+    phases = [(True, 0)]
+    for _ in range(500):
+        pays = switch.drafting_pays
+        if phases[-1][0] != pays:
+            phases.append((pays, 0))
+        phases[-1] = pays, phases[-1][1] + 1
+        seconds = 0.012 if pays else 0.01
+        switch.passed(1, seconds, seconds, rests=not pays)
+    lengths = [length for _, length in phases]
+    assert lengths[:4] == [FIRST_LOOK, FIRST_REST, SECOND_LOOK, 4 * FIRST_REST]
+    assert lengths[4:7] == [SECOND_LOOK, 16 * FIRST_REST, SECOND_LOOK]
+
+
+def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
+    """Even where the quickest pass would allow it."""
+    switch = DraftingSwitch()
+    rests = []
+    for number in range(4000):
+        pays = switch.drafting_pays
+        rests += [number] if not pays else []
+        seconds = 0.01 if pays and number % 10 == 0 else 0.015
+        switch.passed(1, 0.0151 - 0.0002 * pays, seconds, rests=not pays)
+    starts = [number for number in rests if number - 1 not in rests]
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
+    assert gaps[:3] == [2 * FIRST_LOOK + FIRST_REST, 4 * FIRST_LOOK + FIRST_REST, 8 * FIRST_LOOK + FIRST_REST]
+
+
+@given(st.floats(1.0, 3.0), st.floats(1.0, 2.0), st.floats(0, 0.1), st.integers(0, 99))
+def test_little_is_lost_whatever_the_pair(num_tokens: float, slowdown: float, spread: float, seed: int) -> None:
+    pair = Pair(num_tokens, slowdown, spread, seed).decode(6000)
+    assert pair.seconds < 1.1 * pair.ideal_seconds
+
+
+# What a further row of a step costs
+
+
+@given(st.floats(0, 1), st.lists(st.integers(1, 16), min_size=30, max_size=60, unique=False))
+def test_the_share_of_a_row_is_found_whatever_the_steps(share: float, sizes: list[int]) -> None:
+    cost = RowCost(DRAFT_ROW_SHARE)
+    for rows in (1, 8, *sizes):
+        cost.passed(rows, round(1e6 * (1 + share * (rows - 1))))
+    assert cost.row_share == pytest.approx(share, abs=0.001)
+
+
+def test_a_price_that_nothing_confirms_is_forgotten() -> None:
+    cost = RowCost()
+    cost.passed(1, 1_000_000)
+    cost.passed(8, 7_300_000)
+    assert cost.row_ns == pytest.approx(900_000, rel=0.01)
+    for _ in range(1000):
+        cost.passed(1, 1_000_000)
+    assert cost.row_ns < 10_000
+
+
+def test_a_row_never_costs_more_than_a_pass_over_as_many_took() -> None:
+    """A first pass that was held up makes rows look dear; there is no other yet that it could be compared with."""
+    cost = RowCost()
+    cost.passed(8, 976_000_000)
+    cost.passed(1, 40_000_000)
+    assert cost.row_ns == 40_000_000
+    cost.passed(4, 60_000_000)
+    assert cost.row_ns <= 15_000_000
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_a_step_that_was_held_up_says_nothing_of_rows(rows: int) -> None:
+    """One of 300 ms among 200 of 5 ms: rows looked free or dear for 50 steps, and trees lost 5 % beside chains."""
+    cost = RowCost(DRAFT_ROW_SHARE)
+    for size in (1, 8, 16) * 20:
+        cost.passed(size, 4_000_000 + 400_000 * size)
+    found = cost.row_share
+    cost.passed(rows, 300_000_000)
+    assert cost.row_share == found == pytest.approx(1 / 11, rel=0.01)
+
+
+def test_steps_that_stay_slow_are_no_stalls() -> None:
+    cost = RowCost()
+    for factor in (1, 20):
+        for size in (1, 8) * 200:
+            cost.passed(size, factor * (900_000 + 100_000 * size))
+    assert cost.row_ns == pytest.approx(2_000_000, rel=0.01)
+
+
+# When a draft waits for a verdict: only for one that its next step would run into, and never for long
+
+MS = 1_000_000
+durations = st.integers(1, 10**9)
+
+
+def clock(passes: Sequence[int], step: int, start: int = 0) -> tuple[VerdictClock, int]:
+    """One that has heard verdicts after these passes, each begun at once; and the time of the last one.
+
+    Before them it has heard 200 that nobody foresaw: what it does for their sake is what most tests are about.
+    """
+    found, now = VerdictClock(), start
+    for _ in range(200):
+        found.heard(now, goes_on=False)
+    found.stepped(step)
+    found.heard(now, goes_on=True)
+    for each in passes:
+        now += each
+        found.heard(now, goes_on=True)
+    return found, now
+
+
+@given(length=durations, step=durations, elapsed=durations, start=durations)
+def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_that_does_not_fit_does_not_pay(
+    length: int, step: int, elapsed: int, start: int
+) -> None:
+    found, now = clock([length] * 3, step, start)
+    due = now + length
+    foreseen = 1 - FORESEEN_MEMORY**4 * (1 - 0.5 * FORESEEN_MEMORY**200)
+    before, behind = due - (now + elapsed), now + elapsed + step - due
+    expected = before if before > 0 and behind > 0 and foreseen * before < (1 - foreseen) * behind else 0
+    assume(abs(foreseen * before - (1 - foreseen) * behind) > 1e-6 * (length + step + start))
+    assert abs(found.patience_ns(now + elapsed) - expected) <= 2 + length // 10**6
+
+
+@given(passes=st.lists(durations, min_size=1, max_size=10), step=durations, elapsed=st.integers(0, 4 * 10**9))
+def test_patience_is_bounded_and_ends(passes: list[int], step: int, elapsed: int) -> None:
+    found, now = clock(passes, step)
+    patience = found.patience_ns(now + elapsed)
+    spread = max(passes) - min(passes)
+    last = now + max(passes) + DEVIATIONS * spread + 1
+    assert patience >= 0
+    assert now + elapsed + patience <= max(last, now + elapsed)
+    assert found.patience_ns(int(last) + 1) == 0
+    if patience:  # having waited that long, it waits no more
+        assert found.patience_ns(now + elapsed + patience + 1) == 0
+
+
+def test_uneven_passes_are_waited_for_a_little_longer_than_even_ones() -> None:
+    even, now = clock([10 * MS] * 6, 5 * MS)
+    assert even.patience_ns(now + 8 * MS) == 2 * MS
+    assert even.patience_ns(now + 4 * MS) == 0  # a step fits
+    assert even.patience_ns(now + 11 * MS) == 0  # it is late: nobody knows when it comes
+    uneven, now = clock([10 * MS, 14 * MS, 10 * MS, 14 * MS, 10 * MS], 5 * MS)
+    assert uneven.patience_ns(now + 8 * MS) > 4 * MS
+    assert uneven.patience_ns(now + 12 * MS) > 0
+
+
+def test_a_target_that_waits_for_candidates_begins_its_pass_when_they_are_sent() -> None:
+    assert VerdictClock().patience_ns(0) == 0
+    found, now = clock([10 * MS], 5 * MS)
+    found.heard(now + 10 * MS, goes_on=False)
+    now += 10 * MS
+    assert found.patience_ns(now + 9 * MS) == 0  # no pass is under way
+    found.sent(now + 20 * MS)
+    found.sent(now + 25 * MS)  # more for the same pass
+    assert found.patience_ns(now + 28 * MS) == 2 * MS
+    found.heard(now + 30 * MS, goes_on=True)
+    assert found.patience_ns(now + 38 * MS) == 2 * MS
