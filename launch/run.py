@@ -19,10 +19,12 @@ import os
 import shutil
 import stat
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 COMMANDS = ("generate", "compare", "serve")
 STORE_SECONDS = 60.0
 """Longest wait for the store, and for a value that another rank puts there."""
+SILENT_SECONDS = 10.0
+"""How long the store may be silent before the last rank takes rank 0's machine for lost."""
 ADDRESS = "address"
 """Key in the store of the address at which rank 0 waits for the others; the value is empty if there is no work."""
 
@@ -136,7 +140,9 @@ def run(arguments: Sequence[str]) -> int:
         try:
             return _run_rank(command, config, own, stack)
         except DistError as error:
-            raise PeerLostError(f"the ranks did not meet in torchrun's store: {first_line(error)}") from None
+            raise PeerLostError(
+                f"torchrun's store is gone, or a rank did not come to it: {first_line(error)}"
+            ) from None
 
 
 def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) -> int:
@@ -164,7 +170,7 @@ def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) 
     if own.rank == last:
         if not engine.drafters or engine.draft_address:
             return 0
-        return DraftProcess(engine, draft_address(engine, meeting), is_own=True).keep(lambda: not store.get(ADDRESS))
+        return DraftProcess(engine, draft_address(engine, meeting), is_own=True).keep(partial(is_over, store))
     code = _run_target(command, config, meeting, store)
     store.set(ADDRESS, "")
     return code
@@ -224,6 +230,20 @@ def draft_address(config: EngineConfig, meeting: Rendezvous) -> str:
     """Where the draft listens, by default the last rank's."""
     named = config.draft_address or config.transport.address
     return named or address_in(meeting.address, config.transport, link_devices(config))
+
+
+def is_over(store: Any) -> bool:
+    """Whether rank 0 is done, or the store silent. A thread asks: nothing ends a wait for a machine that is gone."""
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(store.get(ADDRESS))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(SILENT_SECONDS)
+    return not any(answers)
 
 
 def main(arguments: Sequence[str]) -> int:
