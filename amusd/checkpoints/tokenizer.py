@@ -29,7 +29,7 @@ _COMPOSED = 4
 """Most characters that Unicode's normal forms join to one."""
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
-"""Scheduler with `role` and `content`, and what else the chat template knows."""
+"""Turns with `role` and `content`, and what else the chat template knows."""
 Prompt: TypeAlias = str | Sequence[int] | Conversation
 """The user's message, a conversation, or token ids."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,17 +18,17 @@ import torch
 from torch import Tensor
 
 from amusd.errors import AmusdError, DeviceError, first_line
+from amusd.transport.base import give_way
 
 Work = Callable[[], None]
 Replay = Callable[[], None]
 Capture = Callable[[Work], Replay]
-"""Scheduler work on fixed addresses into a function that repeats it."""
+"""Turns work on fixed addresses into a function that repeats it."""
 
 DEVICE_SECONDS = 60.0
 """Longest replay before the device counts as lost."""
 _WARM_UP_RUNS = 2  # kernels are chosen, and memory is allocated, in the first runs
 _CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device computes
-_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -104,7 +103,7 @@ def wait_for(device: torch.device, event: Any, check: Callable[[], None]) -> Non
     now = time.monotonic()
     deadline, next_check = now + DEVICE_SECONDS, now + _CHECK_SECONDS
     while not event.query():
-        _yield()  # lets other threads have the interpreter, which `query` does not
+        give_way()  # lets other threads have the interpreter, which `query` does not
         now = time.monotonic()
         if now > deadline:
             raise DeviceError(f"{device} did not finish a pass within {DEVICE_SECONDS:g} seconds")
