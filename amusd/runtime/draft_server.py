@@ -34,7 +34,7 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.remote_drafter import RemoteDrafter
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.transport.factory import listen
+from amusd.transport.factory import is_removed, listen
 
 IDLE_SECONDS = 1.0
 
@@ -102,7 +102,13 @@ class DraftServer:
                     raise
                 offer = error
             while True:
-                with closing(listen(self.config.transport, self.address, devices=link_devices(self.config))) as link:
+                try:
+                    link = listen(self.config.transport, self.address, devices=link_devices(self.config))
+                except ConfigError:
+                    if self.is_own and is_removed(self.address):
+                        return TOLD
+                    raise
+                with closing(link):
                     if not self.is_own and self.last_code is None:
                         logger.info("draft: listens at %s", link.address)
                     code = self.serve_target(link, offer)

@@ -64,6 +64,12 @@ def address_in(folder: str, config: TransportConfig, devices: tuple[str, str] = 
     return f"{'ipc://' if config.kind == 'zeromq' or not is_possible else SHARED_MEMORY}{folder}/link"
 
 
+def is_removed(address: str) -> bool:
+    """Whether the private folder of this socket file is gone, and with it whoever made it."""
+    scheme, _, path = address.partition("://")
+    return scheme != "tcp" and not Path(path).parent.exists()
+
+
 def listen(
     config: TransportConfig, address: str, nonce: int | None = None, devices: tuple[str, str] = GPU_EACH
 ) -> Transport:

@@ -148,6 +148,14 @@ def test_a_process_that_cannot_be_forked_serves_target_after_target_whatever_one
     assert len([line for line in caplog.messages if "the peer speaks protocol version 11" in line]) == 1
 
 
+@pytest.mark.parametrize("address", ["shm://{}/gone/link", "ipc://{}/gone/link"])
+def test_a_draft_whose_folder_went_with_its_target_ends_without_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, address: str
+) -> None:
+    assert DraftServer(CONFIG, address.format(tmp_path), is_own=True).run() == draft_process.TOLD
+    assert [line for line in caplog.messages if not line.startswith("draft: ngram")] == []
+
+
 @pytest.mark.parametrize(("ends", "code", "num_started"), [((-9, 4), 0, 2), ((3, 2), 2, 1), ((1,), 1, 0)])
 def test_a_draft_is_kept_until_that_is_over_or_it_cannot_begin(
     ends: tuple[int, ...], code: int, num_started: int
