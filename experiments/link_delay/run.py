@@ -1,6 +1,6 @@
 """A draft on another machine: what a network of 0 to 30 ms between the two costs.
 
-Two network namespaces of this machine, each with a core of its own, stand in for the machines; a cable connects them, and
+Two network namespaces of this machine, each with its own core, stand in for the machines; a cable connects them, and
 a relay hands every byte on after the delay. On one runs `amusd draft`, on the other `amusd compare`, as a user types
 them. The same comparison with a draft beside the target comes first. Needs root, for the namespaces, and Linux.
 """
