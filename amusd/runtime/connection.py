@@ -190,7 +190,9 @@ class Connection:
             if end is not None:
                 raise PeerLostError(end.in_words(DRAFT))
             if self._arriving is not None and self._arriving.refusal is not None:
-                raise ConfigError(f"the draft refuses this target: {self._arriving.refusal}")
+                refusal = f"the draft refuses this target: {self._arriving.refusal}"
+                # a network that breaks amid the handshake looks the same, and these keys have been right before
+                raise PeerLostError(refusal) if self.incarnation else ConfigError(refusal)
         if now >= self._deadline:
             why = "" if source.process else "; is its server at work, and not for another target?"
             raise PeerLostError(f"no hello from the draft within startup_timeout_seconds{why}")

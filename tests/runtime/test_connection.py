@@ -261,6 +261,22 @@ def test_a_first_draft_that_says_why_it_cannot_serve_is_believed_at_once(
     assert search.clock.ns == 0
 
 
+def test_a_handshake_that_fails_is_a_refusal_of_a_first_target_and_a_broken_network_later(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search.source.process = None
+    search.source.answers = False
+    monkeypatch.setattr(Link, "refusal", "no key")
+    with pytest.raises(ConfigError, match="the draft refuses this target: no key"):
+        search.new().await_first("")
+    search.lose()
+    assert not search.found.find_next()
+    monkeypatch.setattr(Link, "refusal", None)
+    search.source.answers = True
+    search.look("there")
+    assert search.found.num_restarts == 1
+
+
 def said_by(link: Link, message: Message) -> Link:
     link.inbox.append(message)
     return link
