@@ -17,8 +17,7 @@ from amusd.errors import AmusdError, first_line
 from amusd.logs import logger
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
-from amusd.runner.graphs import run_each_time, send
-from amusd.sampling.noise import codes_of
+from amusd.runner.graphs import run_each_time
 from amusd.sampling.noisy_scores import Triton, noisy_scores, without_triton
 
 if TYPE_CHECKING:
@@ -82,8 +81,8 @@ def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
     model.prefill(token_ids[:-num_rows], cache)
     [output] = model.run([Rows(token_ids[-num_rows:], cache)])
     logits, keys = output.logits.float(), torch.arange(num_rows, device=model.device)
-    codes = send(codes_of(model.vocab_size), model.device)
-    noise = noisy_scores(torch.zeros_like(logits), codes, keys, torch.ones_like(keys).float())
+    codes, scale = model.sampling_state(cache)[0].codes, torch.ones_like(keys).float()
+    noise = noisy_scores(torch.zeros_like(logits), codes, keys, scale)
     return model.fetch(torch.stack((logits, noise)))
 
 

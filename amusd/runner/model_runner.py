@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from amusd.runner.eager import EagerPasses
 from amusd.runner.fallback import find_way
 from amusd.runner.graphs import send, wait_for
 from amusd.runner.load_options import LoadOptions
-from amusd.sampling.sampler import RowSampler
+from amusd.sampling.sampler import RowSampler, SamplingState
 
 
 @dataclass(eq=False, repr=False)
@@ -49,12 +50,11 @@ class ModelRunner:
             self.output_ids = self.output_ids.to(network.device)
         self.numerics, self.capture = options.numerics, options.capture
         self.tokens_per_step, self.ranks = options.tokens_per_step, options.ranks
-        self.captured_on = None if self.capture is None else network.device
-        """Device whose passes are captured and end with a sampler; None: logits are on the host."""
         self.implementation, self.device = network.implementation, network.device
         self.vocab_size, self.num_ids = network.vocab_size, network.num_ids
         self.weight_bytes, self.feature_width = network.weight_bytes, network.feature_width
         self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
+        self._sampling: WeakKeyDictionary[KVMemory, SamplingState] = WeakKeyDictionary()
         self._is_prepared = False
         self._event: Any = None
         if network.device.type == "cuda":
@@ -89,12 +89,26 @@ class ModelRunner:
                 cache.captured = passes
         return caches
 
+    def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
+        """What samplers know of the sequences in the memory of `cache`, and the number of its own among them."""
+        memory = cache.memory
+        if memory not in self._sampling:
+            self._sampling[memory] = SamplingState(
+                self.vocab_size,
+                self.output_ids,
+                self.device,
+                num_sequences=memory.num_slots // cache.allocated,
+                max_path=self.numerics.width,
+                fetch=self.fetch,
+            )
+        return self._sampling[memory], cache.number
+
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
         Afterwards a captured pass of another shape is a `DeviceError`. The first call finds the way of a GPU's passes.
         """
-        if self.captured_on is not None and not self._is_prepared:
+        if self.capture is not None and not self._is_prepared:
             if self.device.type == "cuda" and self.ranks.size == 1:
                 find_way(self, cache)
             self.prefill([0] * min(self.numerics.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts

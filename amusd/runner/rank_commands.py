@@ -20,7 +20,7 @@ from amusd.errors import PeerProtocolError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.passes import Command, Forward
 from amusd.runner.model_runner import ModelRunner
-from amusd.sampling.sampler import Level, samplers_of
+from amusd.sampling.sampler import Level, RowSampler
 
 
 def command_encoder() -> Callable[[Command, Level | None], bytes]:
@@ -73,5 +73,5 @@ def follow(model: ModelRunner, frames: Iterable[bytes]) -> None:
             raise PeerProtocolError(f"rank 0 of the target: {error}") from None
         for number in dropped:
             memories.pop(number, None)
-        samplers = [] if level is None else samplers_of(model, work.cache, [level])
-        model.compute(work, *samplers)
+        sampler = None if level is None else RowSampler(model.sampling_state(work.cache)[0], level)
+        model.compute(work, sampler)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import Domain, code_of, counters, gumbel, key_of, uniform
+from amusd.sampling.noise import Domain, key_of, noise_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
 from amusd.sampling.sampler import SequenceSampler
 from amusd.sampling.sampler_inputs import SamplerInputs, Words
@@ -130,7 +130,7 @@ class DraftSampler(SequenceSampler):
         best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
         columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
         scores, ids = bits.view(np.float64), self.state.ids[columns]
-        noise = gumbel(counters(code_of(ids).astype(np.uint32), int(SamplerInputs.of(words).key[0])))
+        noise = noise_of(self.state.bits[columns], int(SamplerInputs.of(words).key[0]))
         weights = np.exp(scores - scores[0])
         probabilities = (weights / weights.sum()).astype(np.float32)
         able = np.flatnonzero(probabilities)

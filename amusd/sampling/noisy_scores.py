@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import UNIT, Bits, counters, gumbel, gumbel_of
+from amusd.sampling.noise import UNIT, Bits, counters, gumbel, noise_of, noise_of_rows
 from amusd.sampling.processors import Columns, Row, likely_columns
 
 _FEW = 128
@@ -45,7 +45,7 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
     if scale == 0:
         return int(logits.argmax())
     columns = likely_columns(logits, _FEW) if left is None else left
-    scores = logits[columns] + scale * gumbel(counters(codes[columns], key))
+    scores = logits[columns] + scale * noise_of(codes[columns], key)
     found = int(columns[scores.argmax()])
     noise_of_others = (scores.max() - logits[columns].min()) / scale
     if left is not None or len(columns) == len(logits):
@@ -90,7 +90,7 @@ def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 
     `codes` [columns] int32: `noise.codes_of` of the columns' tokens; `keys` [rows] int64. One Triton kernel on a GPU.
     """
-    return torch.addcmul(logits.double(), gumbel_of(codes, keys), scale.double().unsqueeze(1)).float()
+    return torch.addcmul(logits.double(), noise_of_rows(codes, keys), scale.double().unsqueeze(1)).float()
 
 
 register_triton(noisy_scores, "amusd.sampling.noisy_scores_triton", "noisy_scores")

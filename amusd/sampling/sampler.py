@@ -7,10 +7,10 @@ A `RowSampler` is the end of a pass, captured with it on a GPU. It chooses the c
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.protocol.prefix_hash import num_common
-from amusd.sampling.noise import Domain, codes_of, key_of
+from amusd.sampling.noise import Domain, codes_of, key_of, noise_of
 from amusd.sampling.noisy_scores import choose, noisy_argmax
 from amusd.sampling.processors import (
     Columns,
@@ -37,6 +37,8 @@ _MIN_PATH = 64
 """Least number of words for a path."""
 PROMPT, ANSWER = 0, 1
 """Places in `SamplingState.counts`."""
+_NOISE_ROWS_KEPT = 16
+"""Rows of noise that are kept: nodes at one position share theirs."""
 
 
 class Level(enum.IntEnum):
@@ -80,25 +82,15 @@ class SamplingState:
         self._columns = np.full(int(self.ids.max()) + 1, -1)
         self._columns[self.ids] = np.arange(vocab_size)
         codes = codes_of(len(self._columns))[torch.from_numpy(self.ids)]
-        self.codes, self.bits = codes.to(self.device), codes.numpy().view(np.uint32)
+        self.codes, self.bits = codes.to(self.device), (bits := codes.numpy().view(np.uint32))
         """[columns]: the tokens' codes, on the logits' device and for a CPU."""
+        self.noise_row = lru_cache(_NOISE_ROWS_KEPT)(lambda key: torch.from_numpy(noise_of(bits, key)).float())
+        """Key -> float32 [columns]: the noise of all columns, on a CPU."""
         self.bias = torch.zeros(1 + num_sequences, vocab_size, device=self.device)
         """[1 + sequences, columns]: added to logits; row 0 is zero."""
         self.counts = torch.zeros(2, 1 + num_sequences, 1 + vocab_size, device=self.device)
         """[2, 1 + sequences, 1 + columns]: tokens in prompts and in answers; place 0 counts those without a column."""
         self._max_path = max(max_path, _MIN_PATH)
-
-    @classmethod
-    def of(cls, model: Any, cache: Any) -> tuple[SamplingState, int]:
-        """The state for the sequence of a model's cache, and the sequence's number in it."""
-        kind, device = (model.vocab_size, model.output_ids), model.captured_on
-        if device is None:
-            return cls(*kind), 0
-        memory, number = cache.memory, cache.memory.num_slots // cache.allocated
-        if memory.sampling is None:
-            most = model.numerics.width
-            memory.sampling = cls(*kind, device, num_sequences=number, max_path=most, fetch=model.fetch)
-        return memory.sampling, cache.number
 
     def column_of(self, token_id: int) -> int:
         """The column that scores a token; -1: there is none."""
@@ -309,10 +301,3 @@ class SequenceSampler:
         self.state.count(ANSWER, self._sequence, held[same:], -1)
         self.state.count(ANSWER, self._sequence, answer[same:], 1)
         self._held = answer
-
-
-def samplers_of(
-    model: Any, cache: Any, levels: Iterable[Level], kind: type[RowSampler] = RowSampler
-) -> list[RowSampler]:
-    """The samplers of `model`'s captured passes."""
-    return [kind(SamplingState.of(model, cache)[0], level) for level in levels if model.captured_on is not None]
