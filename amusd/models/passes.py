@@ -21,10 +21,6 @@ from amusd.models.numerics import Numerics
 from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
 
-TOKEN, POSITION, SLOT, PARENT = range(4)
-"""A row's token id, position and slot in the memory, and the slot of the token before it."""
-PADDING_ID = 0
-
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
@@ -90,19 +86,6 @@ class Rows:
     """[rows - 1] for paths: the row before each but the first."""
     paths: Paths | None = None
     """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
-
-    def write(self, inputs: npt.NDArray[np.int64], first: int) -> None:
-        """Write `TOKEN`, `POSITION`, `SLOT` and `PARENT` to columns of `inputs` [4 or more, rows], from `first` on."""
-        cache, paths, count = self.cache, self.paths, len(self.token_ids)
-        columns = inputs[:, first : first + count]
-        columns[TOKEN] = self.token_ids
-        if paths is None:
-            columns[POSITION] = positions = np.arange(cache.length, cache.length + count)
-            columns[SLOT] = cache.slots[positions]
-            columns[PARENT] = cache.slots[np.maximum(positions - 1, 0)]
-        else:
-            columns[POSITION], columns[SLOT], columns[PARENT] = paths.positions, paths.slots, paths.parents
-        columns[[SLOT, PARENT]] += cache.first
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):

@@ -138,8 +138,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        outputs = []",
         ),
         "inputs are written again while they are sent": (
-            "        told = None\n        if sampler",
-            "        self._write_padding(shapes[0])\n        told = None\n        if sampler",
+            "        buffer = None",
+            "        self._inputs._write_padding(count, 1)\n        buffer = None",
         ),
     },
     ("amusd/runner/model_runner.py", "tests/fake_cuda/test_late.py"): {
