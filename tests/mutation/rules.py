@@ -445,6 +445,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "what a cut prompt would have held is taken over": ("known[:-1][: self.cache.length]", "known[:-1]"),
     },
+    ("amusd/runner/model_runner.py", "tests/runner/test_contract.py"): {
+        "sequences of a memory share their bias": ("self._sampling[memory], cache.number", "self._sampling[memory], 0"),
+    },
     ("amusd/runner/model_runner.py", "tests/runner/test_captured.py"): {
         "a chunk of a prompt is written beside rows of other positions": ("cache.put_in_order()", "pass"),
     },
