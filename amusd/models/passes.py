@@ -24,7 +24,7 @@ from amusd.sampling.sampler import RowSampler
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
-    """What a sampler does with one sequence's rows."""
+    """A sampler, and its inputs for one sequence's rows."""
 
     sampler: RowSampler
     inputs: npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class Paths:
     """Slots of the path of each row over one cache: a shared prefix, then the row's branch."""
 
     prefix: npt.NDArray[np.int64]
-    """In order."""
+    """[length], in order."""
     branches: Sequence[Sequence[int]]
     """The row's own slot is the last one; the others may be of earlier passes."""
 
@@ -130,7 +130,7 @@ class Wipe(msgspec.Struct, frozen=True, tag=True):
 
 
 Command: TypeAlias = Prepare | Prefill | Forward | Keep | Wipe
-"""What all ranks of a model do at once."""
+"""Work that all ranks of a model do at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _KEYS_STEP = 64
 
 
 class EagerPasses:
-    """Passes over any caches. For one thread: each pass writes its rows where the last one did."""
+    """Passes over any caches, for one thread, since each pass writes its rows to the same memory."""
 
     def __init__(self, network: Network, numerics: Numerics, max_length: int, *, may_vary: bool) -> None:
         """`max_length`: positions that the model knows; `may_vary`: False for calls of `width` rows only."""

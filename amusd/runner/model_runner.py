@@ -90,7 +90,7 @@ class ModelRunner:
         return caches
 
     def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
-        """What samplers know of the sequences in the memory of `cache`, and the number of its own among them."""
+        """The state that the sequences in the memory of `cache` share, and the number of its own sequence there."""
         memory = cache.memory
         if memory not in self._sampling:
             self._sampling[memory] = SamplingState(

@@ -1,7 +1,7 @@
 """Commands of the first of several ranks to the others, which compute the same on their parts.
 
-So all capture and replay the same passes in one order, as exchanges in CUDA graphs require. Nothing is answered. A
-cache is sent with its length, so a rollback needs no message. What the other ranks sample is not used.
+All ranks thus capture and replay the same passes in one order, as exchanges in CUDA graphs require. There are no
+answers. A cache is sent with its length, so a rollback needs no message. Samples of the other ranks are not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amusd.sampling.sampler import Level, RowSampler
 
 
 def command_encoder() -> Callable[[Command, Level | None], bytes]:
-    """Return what writes one leader's messages: the memories that are gone, the sampler's level if any, the command."""
+    """Return a function that encodes one leader's commands, with the memories that are gone and the sampler's level."""
     count = itertools.count(1)
     memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
     dropped: list[int] = []

@@ -21,15 +21,7 @@ from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.protocol.prefix_hash import num_common
 from amusd.sampling.noise import Domain, codes_of, key_of, noise_of
 from amusd.sampling.noisy_scores import choose, noisy_argmax
-from amusd.sampling.processors import (
-    Columns,
-    Row,
-    filtered,
-    kept_columns,
-    largest_columns,
-    logsumexp,
-    penalized,
-)
+from amusd.sampling.processors import Columns, Row, filtered, kept_columns, largest_columns, logsumexp, penalized
 from amusd.sampling.sampler_inputs import NUM_BEFORE_PATH, SamplerInputs, Words
 from amusd.types import TopLogprobs
 
@@ -42,7 +34,7 @@ _NOISE_ROWS_KEPT = 16
 
 
 class Level(enum.IntEnum):
-    """What a sampler does; each level includes those below it."""
+    """The work of a sampler; each level includes those below it."""
 
     PLAIN = 0
     FILTERED = 1
@@ -61,7 +53,7 @@ DRAFT_LEVELS = Level.PLAIN, Level.FILTERED, Level.PENALIZED
 
 
 class SamplingState:
-    """What a model's samplers know beside logits: columns, and the bias and the tokens of each sequence."""
+    """All that samplers read beside logits: tokens of the columns, and each sequence's bias and token counts."""
 
     def __init__(
         self,
