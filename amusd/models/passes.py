@@ -28,7 +28,7 @@ class SamplerRows:
 
     sampler: RowSampler
     inputs: npt.NDArray[np.int64]
-    """[rows, sampler.num_inputs]; then a row for each further step."""
+    """[rows, words]; then a row for each further step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,16 +91,10 @@ class ModelRunner:
 
     def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
         """The state that the sequences in the memory of `cache` share, and the number of its own sequence there."""
-        memory = cache.memory
+        memory, kind, most = cache.memory, (self.vocab_size, self.output_ids, self.device), self.numerics.width
         if memory not in self._sampling:
-            self._sampling[memory] = SamplingState(
-                self.vocab_size,
-                self.output_ids,
-                self.device,
-                num_sequences=memory.num_slots // cache.allocated,
-                max_path=self.numerics.width,
-                fetch=self.fetch,
-            )
+            number = memory.num_slots // cache.allocated
+            self._sampling[memory] = SamplingState(*kind, num_sequences=number, max_path=most, fetch=self.fetch)
         return self._sampling[memory], cache.number
 
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:

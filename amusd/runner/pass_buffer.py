@@ -59,11 +59,11 @@ class Pinned:
 
 
 class SamplerBuffer:
-    """The inputs [places, num_inputs] and outputs [places, num_outputs] of one sampler."""
+    """The inputs [places, words] and outputs [places, num_outputs] of one sampler."""
 
     def __init__(self, sampler: RowSampler, num_places: int, device: torch.device) -> None:
         self._neutral = sampler.neutral
-        self.inputs = Pinned((num_places, sampler.num_inputs), torch.int64, device)
+        self.inputs = Pinned((num_places, len(sampler.neutral)), torch.int64, device)
         self.outputs = Pinned((num_places, sampler.num_outputs), torch.int32, device)
         self.inputs.host[:] = sampler.neutral
         self.inputs.send()

@@ -177,7 +177,8 @@ class RatioTest(SequenceSampler):
 
     def _verdicts(self, logits: Tensor, inputs: Tensor) -> Tensor:
         """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: words and facts."""
-        words, facts = inputs[:, : self.sampler.num_inputs], inputs[:, self.sampler.num_inputs :].view(torch.float64)
+        number = len(self.sampler.neutral)
+        words, facts = inputs[:, :number], inputs[:, number:].view(torch.float64)
         most = facts.shape[1] // 2 - 1
         candidates, least, ids, q_probs = torch.split(facts, [1, 1, most, most], 1)
         p = _shaped(self, logits, words).double().softmax(1)

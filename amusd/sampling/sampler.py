@@ -156,13 +156,8 @@ class RowSampler:
 
     @cached_property
     def neutral(self) -> Words:
-        """[num_inputs]: words of a row that wants the largest logit."""
+        """[words]: those of a row that wants the largest logit."""
         return self.state.words_of(GREEDY)
-
-    @property
-    def num_inputs(self) -> int:
-        """int64 words per row that the host writes before the pass."""
-        return len(self.neutral)
 
     @property
     def num_outputs(self) -> int:
@@ -175,7 +170,7 @@ class RowSampler:
         return min(self.max_best, self.state.num_columns)
 
     def compute(self, logits: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, columns], [rows, num_inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
+        """[rows, columns], [rows, words] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
         logits, inputs = logits.float(), SamplerInputs.of(words)
         shaped = self.shaped(logits, words)
         columns = noisy_argmax(shaped, self.state.codes, inputs.key, inputs.temperature)
