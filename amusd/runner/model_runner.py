@@ -89,14 +89,6 @@ class ModelRunner:
                 cache.captured = passes
         return caches
 
-    def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
-        """The state that the sequences in the memory of `cache` share, and the number of its own sequence there."""
-        memory, kind, most = cache.memory, (self.vocab_size, self.output_ids, self.device), self.numerics.width
-        if memory not in self._sampling:
-            number = memory.num_slots // cache.allocated
-            self._sampling[memory] = SamplingState(*kind, num_sequences=number, max_path=most, fetch=self.fetch)
-        return self._sampling[memory], cache.number
-
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
@@ -196,6 +188,16 @@ class ModelRunner:
         with torch.inference_mode():
             stored = cache.memory.features(features.shape[1], self.device)
             stored.index_copy_(0, places, send(features, self.device).to(stored.dtype))
+
+    def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
+        """The state that the sequences in the memory of `cache` share, and the number of its own sequence there."""
+        memory = cache.memory
+        if memory not in self._sampling:
+            device = self.device if self._eager is None else "cpu"  # where logits are
+            kind, number = (self.vocab_size, self.output_ids, device), memory.num_slots // cache.allocated
+            most = self.numerics.width
+            self._sampling[memory] = SamplingState(*kind, num_sequences=number, max_path=most, fetch=self.fetch)
+        return self._sampling[memory], cache.number
 
     def fetch(self, found: Tensor) -> Tensor:
         """A copy on the host, by way of pinned memory. Raises as `wait`."""
