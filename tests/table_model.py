@@ -16,7 +16,7 @@ from torch import Tensor
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.verification import place_rows
-from amusd.sampling.sampler import RowSampler
+from amusd.sampling.sampler import RowSampler, SamplingState
 
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
@@ -58,7 +58,6 @@ class TableModel:
     """A `ModelRunner` in float64 on the CPU whose logits are exact and never tie."""
 
     output_ids: Tensor | None = None
-    captured_on: torch.device | None = None
     tokens_per_step = 1
 
     def __init__(
@@ -80,6 +79,10 @@ class TableModel:
         self.numerics = numerics or Numerics(max_length, fixed=False, has_borders=False, prefill_chunk=max_length)
         self.feature_columns = {name: slice(0, 4) for name in reads_features}
         self._columns = torch.arange(vocab_size)
+
+    def sampling_state(self, cache: TableCache) -> tuple[SamplingState, int]:
+        """A state of the sequence's own."""
+        return SamplingState(self.vocab_size, self.output_ids), 0
 
     def prepare(self, cache: TableCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Nothing makes its first passes slow."""

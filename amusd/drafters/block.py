@@ -28,14 +28,15 @@ class BlockDrafter(Drafter):
         self._model = model
         self.max_length = model.max_length
         self._state = model.new_state()
+        self._sampling = SamplingState(model.vocab_size, model.output_ids, model.device)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Compute nothing yet."""
         self._state.keep(num_common(self.committed, token_ids[:-1]))
         super().open(token_ids, capacity, fan_out)
         self.is_ready = len(token_ids) == 1
-        state = SamplingState(self._model.vocab_size, self._model.output_ids, self._model.device)
-        self._ranking = Ranking(self.distribution, state, token_ids, number=fan_out, min_probability=MIN_PROBABILITY)
+        least = MIN_PROBABILITY
+        self._ranking = Ranking(self.distribution, self._sampling, token_ids, number=fan_out, min_probability=least)
 
     def take_features(self, start: int, features: Tensor) -> None:
         """See `Drafter`."""

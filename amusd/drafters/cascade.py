@@ -23,7 +23,7 @@ from amusd.drafters.chain import ChainText
 from amusd.models.kv_cache import KVCache
 from amusd.protocol.draft_session import Guesses
 from amusd.runner.model_runner import ModelRunner
-from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
+from amusd.sampling.sampler import DRAFT_LEVELS, RowSampler
 
 NUM_INNER_TOKENS = 4
 """Most candidates of the inner drafter in a pass."""
@@ -37,7 +37,8 @@ class CascadeDrafter(Drafter):
         cache = model.new_cache(model.max_length) if cache is None else cache
         self.model, self.inner, self.max_length = model, inner, cache.capacity
         self.text = ChainText(model, cache)
-        model.prepare(cache, samplers_of(model, cache, DRAFT_LEVELS))
+        state, _ = model.sampling_state(cache)
+        model.prepare(cache, [RowSampler(state, level) for level in DRAFT_LEVELS])
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`, both drafters."""

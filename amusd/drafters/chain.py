@@ -20,7 +20,7 @@ from amusd.protocol.draft_session import Guesses
 from amusd.protocol.prefix_hash import num_common
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.acceptance import DraftSampler
-from amusd.sampling.sampler import SamplingState, SequenceSampler
+from amusd.sampling.sampler import SequenceSampler
 
 
 class ChainText:
@@ -49,7 +49,7 @@ class ChainText:
             self._ngrams.open(committed)
         if not distribution.is_argmax:
             make = DraftSampler if distribution.rule == "rejection" else SequenceSampler
-            state, number = SamplingState.of(self._model, self._cache)
+            state, number = self._model.sampling_state(self._cache)
             self._sampler = make(distribution, state, committed, sequence=number)
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ from amusd.drafters.tree import TreeSlots, tree_step
 from amusd.models.kv_cache import KVCache
 from amusd.protocol.draft_session import MAX_NODES, Guesses, Transition
 from amusd.runner.model_runner import ModelRunner
-from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
+from amusd.sampling.sampler import DRAFT_LEVELS, RowSampler
 
 
 class ModelDrafter(Drafter):
@@ -27,8 +27,10 @@ class ModelDrafter(Drafter):
         cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
         self.model, self.max_length, self.tokens_per_replay = model, cache.capacity, model.tokens_per_step
         self.text, self.slots = ChainText(model, cache, ngrams), TreeSlots(model, cache, ngrams)
-        model.prepare(cache, samplers_of(model, cache, DRAFT_LEVELS[:-1]), model.tokens_per_step)
-        model.prepare(cache, samplers_of(model, cache, DRAFT_LEVELS[-1:]))  # with penalties the host chooses
+        state, _ = model.sampling_state(cache)
+        *samplers, with_penalties = [RowSampler(state, level) for level in DRAFT_LEVELS]
+        model.prepare(cache, samplers, model.tokens_per_step)
+        model.prepare(cache, [with_penalties])  # then the host chooses
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`: those but the last that the cache lacks go through the model."""

@@ -21,7 +21,7 @@ from amusd.models.passes import ModelOutput, Paths, Rows, SamplerRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.ranking import Ranking, RowRanker
-from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, samplers_of
+from amusd.sampling.sampler import DRAFT_LEVELS
 
 LOOKUP_WEIGHT = 0.85
 """How often a token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
@@ -35,12 +35,13 @@ class TreeSlots:
         self._num_slots = model.max_length + MAX_NODES
         self._prefix = np.arange(self._num_slots)  # of which the first `_num_computed` count
         self._num_computed = 0
-        model.prepare(cache, samplers_of(model, cache, DRAFT_LEVELS, RowRanker))
+        state, _ = model.sampling_state(cache)
+        model.prepare(cache, [RowRanker(state, level) for level in DRAFT_LEVELS])
 
     def open(self, committed: list[int], distribution: Distribution, fan_out: int) -> None:
         """Start from `committed`, to which the drafter appends: all but its last token are in the cache."""
         least = 0.0 if fan_out == 1 else MIN_PROBABILITY  # a chain goes on however unlikely it is
-        state, number = SamplingState.of(self._model, self._cache)
+        state, number = self._model.sampling_state(self._cache)
         self._ranking = Ranking(distribution, state, committed, number=fan_out, min_probability=least, sequence=number)
         self._committed = committed
         if self._ngrams is not None:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.sampling.noisy_scores import register_triton
+from amusd.sampling.operators import register_triton
 
 
-@torch.library.custom_op("amusd::rotate_and_store", mutates_args=("storage",), device_types="cpu")
+@register_triton("amusd.models.fused_triton", mutates="storage")
 def rotate_and_store(
     joint: Tensor,
     rotation: Tensor,
@@ -48,28 +48,19 @@ def rotate_and_store(
     return rotated[:, :num_queries].to(storage.dtype, memory_format=torch.contiguous_format)
 
 
-register_triton(rotate_and_store, "amusd.models.fused_triton", "rotate_and_store")
-
-
-@torch.library.custom_op("amusd::silu_and_multiply", mutates_args=(), device_types="cpu")
+@register_triton("amusd.models.fused_triton")
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
     """[rows, 2 * n] -> [rows, n]: silu of the first half, times the second, in float32."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return F.silu(gate).mul_(up).to(gate_up.dtype)
 
 
-register_triton(silu_and_multiply, "amusd.models.fused_triton", "silu_and_multiply")
-
-
-@torch.library.custom_op("amusd::add_and_norm", mutates_args=("hidden",), device_types="cpu")
+@register_triton("amusd.models.fused_triton", mutates="hidden")
 def add_and_norm(hidden: Tensor, parts: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
     """Add `parts`, if any, to `hidden` [rows, width] as `add_parts` does; returns the RMS norm of the sum."""
     if parts is not None:
         add_parts(hidden, parts)
     return F.rms_norm(hidden.float(), weight.shape, weight.float(), epsilon).to(hidden.dtype)
-
-
-register_triton(add_and_norm, "amusd.models.fused_triton", "add_and_norm")
 
 
 def add_parts(hidden: Tensor, parts: Tensor) -> None:

@@ -39,8 +39,6 @@ class KVMemory:
         """
         self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
         """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
-        self.sampling: Any = None
-        """What samplers keep of these caches' sequences (`amusd/sampling/sampler.py`)."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] per layer: "keys" and "values", or "joint", keys first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors

@@ -21,18 +21,14 @@ from amusd.models.numerics import Numerics
 from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
 
-TOKEN, POSITION, SLOT, PARENT = range(4)
-"""A row's token id, position and slot in the memory, and the slot of the token before it."""
-PADDING_ID = 0
-
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
-    """What a sampler does with one sequence's rows."""
+    """A sampler, and its inputs for one sequence's rows."""
 
     sampler: RowSampler
     inputs: npt.NDArray[np.int64]
-    """[rows, sampler.num_inputs]; then a row for each further step."""
+    """[rows, words]; then a row for each further step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class Paths:
     """Slots of the path of each row over one cache: a shared prefix, then the row's branch."""
 
     prefix: npt.NDArray[np.int64]
-    """In order."""
+    """[length], in order."""
     branches: Sequence[Sequence[int]]
     """The row's own slot is the last one; the others may be of earlier passes."""
 
@@ -91,19 +87,6 @@ class Rows:
     paths: Paths | None = None
     """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
 
-    def write(self, inputs: npt.NDArray[np.int64], first: int) -> None:
-        """Write `TOKEN`, `POSITION`, `SLOT` and `PARENT` to columns of `inputs` [4 or more, rows], from `first` on."""
-        cache, paths, count = self.cache, self.paths, len(self.token_ids)
-        columns = inputs[:, first : first + count]
-        columns[TOKEN] = self.token_ids
-        if paths is None:
-            columns[POSITION] = positions = np.arange(cache.length, cache.length + count)
-            columns[SLOT] = cache.slots[positions]
-            columns[PARENT] = cache.slots[np.maximum(positions - 1, 0)]
-        else:
-            columns[POSITION], columns[SLOT], columns[PARENT] = paths.positions, paths.slots, paths.parents
-        columns[[SLOT, PARENT]] += cache.first
-
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Get ready for passes with one sampler over the memory of a cache."""
@@ -147,7 +130,7 @@ class Wipe(msgspec.Struct, frozen=True, tag=True):
 
 
 Command: TypeAlias = Prepare | Prefill | Forward | Keep | Wipe
-"""What all ranks of a model do at once."""
+"""Work that all ranks of a model do at once."""
 
 
 @dataclass(frozen=True, slots=True)

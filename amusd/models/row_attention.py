@@ -21,7 +21,7 @@ from torch import Tensor
 from amusd.errors import first_line
 from amusd.logs import logger
 from amusd.models.fused import silu_and_multiply
-from amusd.sampling.noisy_scores import Triton, register_triton
+from amusd.sampling.operators import Triton, register_triton
 
 BLOCK = 64
 SPLIT = 4 * BLOCK
@@ -50,7 +50,7 @@ def try_triton(device: str) -> None:
         logger.warning("%s computes without Triton, which is slower: %s", device, reason)
 
 
-@torch.library.custom_op("amusd::attend_rows", mutates_args=(), device_types="cpu")
+@register_triton("amusd.models.row_attention_triton")
 def attend_rows(
     query: Tensor,
     keys: Tensor,
@@ -97,9 +97,6 @@ def attend_rows(
     total = _fold(weights).unsqueeze(-1) + (0.0 if sunk is None else torch.exp(sunk - maximum))
     result = _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3)) / total.masked_fill(total == 0, 1.0)
     return result.permute(1, 2, 0, 3, 4).to(query.dtype).contiguous().view(query.shape)
-
-
-register_triton(attend_rows, "amusd.models.row_attention_triton", "attend_rows")
 
 
 def _slots_of_paths(

@@ -18,7 +18,8 @@ from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.kv_cache import KVCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.passes import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, ModelOutput, Rows
+from amusd.models.passes import ModelOutput, Rows
+from amusd.runner.pass_buffer import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, write_rows
 from amusd.runner.row_counts import WIDTHS, RowCounts
 from amusd.sampling.sampler import RowSampler
 
@@ -27,7 +28,7 @@ _KEYS_STEP = 64
 
 
 class EagerPasses:
-    """Passes over any caches. For one thread: each pass writes its rows where the last one did."""
+    """Passes over any caches, for one thread, since each pass writes its rows to the same memory."""
 
     def __init__(self, network: Network, numerics: Numerics, max_length: int, *, may_vary: bool) -> None:
         """`max_length`: positions that the model knows; `may_vary`: False for calls of `width` rows only."""
@@ -35,7 +36,7 @@ class EagerPasses:
         self._numerics = numerics
         self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
         most = max(WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
-        self._inputs = np.zeros((4, most), dtype=np.int64)  # see `Rows.write`
+        self._inputs = np.zeros((4, most), dtype=np.int64)  # see `write_rows`
         self._tensors = torch.from_numpy(self._inputs).unbind()
 
     def run(self, batch: Sequence[Rows], _steps: int, _sampler: RowSampler | None) -> list[ModelOutput]:
@@ -85,7 +86,7 @@ class EagerPasses:
         computed = self._row_counts.quickest(num_rows) if is_padded else num_rows
         parts = []
         for rows, first, end in zip(batch, ends, ends[1:], strict=False):
-            rows.write(self._inputs, first)
+            write_rows(self._inputs, first, rows)
             own = range(first, computed if is_alone else end)
             count = self._row_counts.of_attention(len(own), rows.cache) if is_padded else len(own)
             parts.append(Part(own, self._visible(rows, count), rows.cache.first))

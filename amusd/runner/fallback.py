@@ -1,6 +1,6 @@
-"""Finds the fastest way of a model's passes on a GPU that computes what torch's plain operators compute.
+"""Finds the fastest way to compute passes on a GPU that agrees with torch's plain operators.
 
-What is fast is left out in this order: CUDA graphs, Triton's kernels, torch's fused attention of prompts.
+Fast parts are left out in this order: CUDA graphs, Triton's kernels, torch's fused attention of prompts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from amusd.errors import AmusdError, first_line
 from amusd.logs import logger
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
-from amusd.runner.graphs import run_each_time, send
-from amusd.sampling.noise import codes_of
-from amusd.sampling.noisy_scores import Triton, noisy_scores, without_triton
+from amusd.runner.graphs import run_each_time
+from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.operators import Triton, without_triton
 
 if TYPE_CHECKING:
     from amusd.runner.model_runner import ModelRunner
@@ -32,9 +32,9 @@ _LEAST_LIMIT, _LIMIT_IN_EPSILONS = 0.01, 32
 
 
 def find_way(model: ModelRunner, cache: KVCache) -> str:
-    """Leave out what fails or computes something else, and say so; returns the way in words.
+    """Leave out fast parts until results agree with plain torch, and say so in one line; returns the way in words.
 
-    `cache` is empty before and after; the graphs that it captures stay. Raises `AmusdError` for a lost device.
+    `cache` is empty before and after, and keeps the graphs captured here. Raises `AmusdError` for a lost device.
     """
     length = min(_PROMPT_LENGTH + model.numerics.width, cache.capacity)
     capture, model.capture = model.capture, run_each_time
@@ -73,7 +73,7 @@ def _leave_out_fused_attention() -> None:
 
 
 def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
-    """float32 [2, rows, vocab], logits of the last rows behind a prompt and samplers' noise, captured anew."""
+    """float32 [2, rows, vocab]: logits of the last rows behind a prompt, and noise. Graphs are captured anew."""
     cache.truncate(0)
     model.wipe(cache)
     cache.captured.graphs.clear()
@@ -82,16 +82,16 @@ def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
     model.prefill(token_ids[:-num_rows], cache)
     [output] = model.run([Rows(token_ids[-num_rows:], cache)])
     logits, keys = output.logits.float(), torch.arange(num_rows, device=model.device)
-    codes = send(codes_of(model.vocab_size), model.device)
-    noise = noisy_scores(torch.zeros_like(logits), codes, keys, torch.ones_like(keys).float())
+    codes, scale = model.sampling_state(cache)[0].codes, torch.ones_like(keys).float()
+    noise = noisy_scores(torch.zeros_like(logits), codes, keys, scale)
     return model.fetch(torch.stack((logits, noise)))
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    """Mean over rows of their root mean square difference, in standard deviations of `expected`; the larger of both.
+    """The larger difference, of logits or noise, in standard deviations of `expected`.
 
-    Not the largest row's: in bfloat16 that is 0.08 for a trained model. 0 where `expected` is not finite (its weights
-    are damaged).
+    It is the mean over rows of the root mean square of each, since the largest row of a trained model reaches 0.08 in
+    bfloat16. 0 where `expected` is not finite, as with damaged weights.
     """
     if not expected.isfinite().all() or torch.equal(found, expected):
         return 0.0

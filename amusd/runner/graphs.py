@@ -42,7 +42,7 @@ def run_each_time(work: Work) -> Replay:
 
 
 def graph_capture(device: torch.device) -> Capture:
-    """A `Capture` of CUDA graphs, for one worker; they share a side stream and a memory pool."""
+    """Return a `Capture` of CUDA graphs for one worker; the graphs share a side stream and a memory pool."""
     stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # of torch
 
     def capture(work: Work) -> Replay:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from amusd.runner.eager import EagerPasses
 from amusd.runner.fallback import find_way
 from amusd.runner.graphs import send, wait_for
 from amusd.runner.load_options import LoadOptions
-from amusd.sampling.sampler import RowSampler
+from amusd.sampling.sampler import RowSampler, SamplingState
 
 
 @dataclass(eq=False, repr=False)
@@ -49,12 +50,11 @@ class ModelRunner:
             self.output_ids = self.output_ids.to(network.device)
         self.numerics, self.capture = options.numerics, options.capture
         self.tokens_per_step, self.ranks = options.tokens_per_step, options.ranks
-        self.captured_on = None if self.capture is None else network.device
-        """Device whose passes are captured and end with a sampler; None: logits are on the host."""
         self.implementation, self.device = network.implementation, network.device
         self.vocab_size, self.num_ids = network.vocab_size, network.num_ids
         self.weight_bytes, self.feature_width = network.weight_bytes, network.feature_width
         self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
+        self._sampling: WeakKeyDictionary[KVMemory, SamplingState] = WeakKeyDictionary()
         self._is_prepared = False
         self._event: Any = None
         if network.device.type == "cuda":
@@ -94,7 +94,7 @@ class ModelRunner:
 
         Afterwards a captured pass of another shape is a `DeviceError`. The first call finds the way of a GPU's passes.
         """
-        if self.captured_on is not None and not self._is_prepared:
+        if self.capture is not None and not self._is_prepared:
             if self.device.type == "cuda" and self.ranks.size == 1:
                 find_way(self, cache)
             self.prefill([0] * min(self.numerics.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
@@ -188,6 +188,16 @@ class ModelRunner:
         with torch.inference_mode():
             stored = cache.memory.features(features.shape[1], self.device)
             stored.index_copy_(0, places, send(features, self.device).to(stored.dtype))
+
+    def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
+        """The state that the sequences in the memory of `cache` share, and the number of its own sequence there."""
+        memory = cache.memory
+        if memory not in self._sampling:
+            device = self.device if self._eager is None else "cpu"  # where logits are
+            kind, number = (self.vocab_size, self.output_ids, device), memory.num_slots // cache.allocated
+            most = self.numerics.width
+            self._sampling[memory] = SamplingState(*kind, num_sequences=number, max_path=most, fetch=self.fetch)
+        return self._sampling[memory], cache.number
 
     def fetch(self, found: Tensor) -> Tensor:
         """A copy on the host, by way of pinned memory. Raises as `wait`."""

@@ -167,7 +167,7 @@ class ProcessGroup(Ranks):
                 link.close()
 
     def _reason(self, error: RankLostError) -> Exception:
-        """What is known of the loss of another rank."""
+        """The error to raise for the loss of another rank; `error` where no more is known."""
         return error
 
     def _watch_others(self) -> None:

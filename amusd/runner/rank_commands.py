@@ -1,7 +1,7 @@
 """Commands of the first of several ranks to the others, which compute the same on their parts.
 
-So all capture and replay the same passes in one order, as exchanges in CUDA graphs require. Nothing is answered. A
-cache is sent with its length, so a rollback needs no message. What the other ranks sample is not used.
+All ranks thus capture and replay the same passes in one order, as exchanges in CUDA graphs require. There are no
+answers. A cache is sent with its length, so a rollback needs no message. Samples of the other ranks are not used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from amusd.errors import PeerProtocolError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.passes import Command, Forward
 from amusd.runner.model_runner import ModelRunner
-from amusd.sampling.sampler import Level, samplers_of
+from amusd.sampling.sampler import Level, RowSampler
 
 
 def command_encoder() -> Callable[[Command, Level | None], bytes]:
-    """Return what writes one leader's messages: the memories that are gone, the sampler's level if any, the command."""
+    """Return a function that encodes one leader's commands, with the memories that are gone and the sampler's level."""
     count = itertools.count(1)
     memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
     dropped: list[int] = []
@@ -73,5 +73,5 @@ def follow(model: ModelRunner, frames: Iterable[bytes]) -> None:
             raise PeerProtocolError(f"rank 0 of the target: {error}") from None
         for number in dropped:
             memories.pop(number, None)
-        samplers = [] if level is None else samplers_of(model, work.cache, [level])
-        model.compute(work, *samplers)
+        sampler = None if level is None else RowSampler(model.sampling_state(work.cache)[0], level)
+        model.compute(work, sampler)

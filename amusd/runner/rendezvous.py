@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Rendezvous:
-    """What a rank knows of the others before they are linked; for several threads."""
+    """The address where ranks meet, and the processes of those that were started here; for several threads."""
 
     def __init__(
         self, address: str, host: str = LOOPBACK, store: Any = None, others: Sequence[ForkServer] = ()
@@ -37,7 +37,7 @@ class Rendezvous:
             return [other.pid for other in self._others]
 
     def failure(self, rank: int, timeout: float, /) -> RankLostError | None:
-        """Why a rank's process, started here, failed within so many seconds."""
+        """The error of a rank's process that was started here and fails within `timeout` seconds; None: it did not."""
         if not self._others:
             return None
         with self._lock:

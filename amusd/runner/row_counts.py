@@ -1,4 +1,4 @@
-"""Numbers of rows that a CPU may compute at once without a change of bits, found by computing."""
+"""Finds by computing how many rows a CPU may compute at once without a change of bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMED_PASSES = 2
 
 
 class RowCounts:
-    """Numbers of rows that give each row the bits of a pass of `width` rows, at any place."""
+    """Numbers of rows per call that agree: each row, at any place, has its bits of a pass of `width` rows."""
 
     def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
         """`max_length`: positions that the model knows; `only_width`: find no other numbers."""

@@ -14,7 +14,7 @@ from amusd.runner.model_runner import ModelRunner
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 NEIGHBOURS = (1, 5)
-"""Other sequences: the same tokens, rotated by so many."""
+"""Each other sequence has the same tokens, rotated by this number."""
 
 
 def measure_width_invariance(

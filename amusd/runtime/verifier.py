@@ -17,7 +17,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.acceptance import Acceptance, RatioTest, accept_along
-from amusd.sampling.sampler import Level, SamplingState, SequenceSampler, samplers_of, scores_of
+from amusd.sampling.sampler import Level, RowSampler, SequenceSampler, scores_of
 from amusd.types import TopLogprobs
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def prepare_to_verify(model: ModelRunner, cache: KVCache) -> None:
     """Prepare every pass that a `Verifier` asks for."""
-    model.prepare(cache, samplers_of(model, cache, Level))
+    state, _ = model.sampling_state(cache)
+    model.prepare(cache, [RowSampler(state, level) for level in Level])
 
 
 class Verifier:
@@ -43,7 +44,7 @@ class Verifier:
         distribution, is_scored = request.distribution, request.logprobs
         if is_scored or not distribution.is_argmax:
             make = RatioTest if distribution.rule == "rejection" else SequenceSampler
-            state, number = SamplingState.of(model, cache)
+            state, number = model.sampling_state(cache)
             self._sampler = make(distribution, state, request.prompt, sequence=number, is_scored=is_scored)
 
     def begin(self, session: TargetSession, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:

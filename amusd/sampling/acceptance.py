@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import Domain, code_of, counters, gumbel, key_of, uniform
+from amusd.sampling.noise import Domain, key_of, noise_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
 from amusd.sampling.sampler import SequenceSampler
 from amusd.sampling.sampler_inputs import SamplerInputs, Words
@@ -130,7 +130,7 @@ class DraftSampler(SequenceSampler):
         best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
         columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
         scores, ids = bits.view(np.float64), self.state.ids[columns]
-        noise = gumbel(counters(code_of(ids).astype(np.uint32), int(SamplerInputs.of(words).key[0])))
+        noise = noise_of(self.state.bits[columns], int(SamplerInputs.of(words).key[0]))
         weights = np.exp(scores - scores[0])
         probabilities = (weights / weights.sum()).astype(np.float32)
         able = np.flatnonzero(probabilities)
@@ -177,7 +177,8 @@ class RatioTest(SequenceSampler):
 
     def _verdicts(self, logits: Tensor, inputs: Tensor) -> Tensor:
         """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: words and facts."""
-        words, facts = inputs[:, : self.sampler.num_inputs], inputs[:, self.sampler.num_inputs :].view(torch.float64)
+        number = len(self.sampler.neutral)
+        words, facts = inputs[:, :number], inputs[:, number:].view(torch.float64)
         most = facts.shape[1] // 2 - 1
         candidates, least, ids, q_probs = torch.split(facts, [1, 1, most, most], 1)
         p = _shaped(self, logits, words).double().softmax(1)

@@ -7,7 +7,7 @@ logarithms may differ in their last bits.
     key           64 bits from seed, position and domain
     counter       32 bits from code and key, by three multiply-xorshift rounds
     v             (counter + 1/2) / 2^32, uniform in (0, 1)
-    gumbel        -log(-log(1 - v)); its largest values come from the smallest v, which are the most precise
+    noise         -log(-log(1 - v)), standard Gumbel; its largest values come from the smallest v, the most precise ones
 
 References:
     The rounds are of the kind of C. Wellons' hash prospector, https://nullprogram.com/blog/2018/07/31/
@@ -17,7 +17,6 @@ References:
 from __future__ import annotations
 
 import enum
-import functools
 from typing import TypeVar
 
 import numpy as np
@@ -70,9 +69,8 @@ def code_of(token_id: _Ints) -> _Ints:
     return code ^ code >> _LAST_CODE_SHIFT
 
 
-@functools.lru_cache(maxsize=8)
 def codes_of(num_ids: int) -> Tensor:
-    """int32 [num_ids]: the code of each token id. Read-only."""
+    """int32 [num_ids]: the code of each token id."""
     codes = code_of(torch.arange(num_ids))
     return (codes - (codes >> 31 << 32)).int()
 
@@ -91,13 +89,19 @@ def counters(codes: Bits, key: int) -> Bits:
 
 
 def gumbel(numbers: Bits) -> npt.NDArray[np.float64]:
-    """[columns]: standard Gumbel noise of counters."""
-    noise: npt.NDArray[np.float64] = -np.log(-np.log1p((numbers + 0.5) * -UNIT))
+    """[columns]: the noise of counters."""
+    below = torch.from_numpy((numbers + 0.5) * -UNIT)  # torch's logarithms take half of numpy's time
+    noise: npt.NDArray[np.float64] = below.log1p_().neg_().log_().neg_().numpy()
     return noise
 
 
-def gumbel_of(codes: Tensor, keys: Tensor) -> Tensor:
-    """[rows, columns] float64: `gumbel` of the `counters` of `codes` [columns] under `keys` [rows], on any device."""
+def noise_of(codes: Bits, key: int) -> npt.NDArray[np.float64]:
+    """[columns]: the noise of tokens with these codes under a key."""
+    return gumbel(counters(codes, key))
+
+
+def noise_of_rows(codes: Tensor, keys: Tensor) -> Tensor:
+    """[rows, columns] float64: `noise_of` `codes` [columns] under each of `keys` [rows], on any device."""
     keys = keys.unsqueeze(1)
     numbers = ((codes ^ keys) & _MASK32) * FIRST_FACTOR + (keys >> 32 & _MASK32) & _MASK32
     for shift, factor in ROUNDS:

@@ -8,17 +8,14 @@ References: Daliri, Musco, Suresh 2024, Coupling without communication, https://
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import UNIT, Bits, counters, gumbel, gumbel_of
+from amusd.sampling.noise import UNIT, Bits, counters, gumbel, noise_of, noise_of_rows
+from amusd.sampling.operators import register_triton
 from amusd.sampling.processors import Columns, Row, likely_columns
 
 _FEW = 128
@@ -39,13 +36,13 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
     """The column of one row with the largest score, on a CPU; the largest logit must be finite.
 
-    `left`: the columns to choose from; None: all. The likeliest get noise first: any other needs so much more noise to
-    win that few counters are small enough.
+    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Any other needs so much noise
+    to win that few counters are small enough.
     """
     if scale == 0:
         return int(logits.argmax())
     columns = likely_columns(logits, _FEW) if left is None else left
-    scores = logits[columns] + scale * gumbel(counters(codes[columns], key))
+    scores = logits[columns] + scale * noise_of(codes[columns], key)
     found = int(columns[scores.argmax()])
     noise_of_others = (scores.max() - logits[columns].min()) / scale
     if left is not None or len(columns) == len(logits):
@@ -56,41 +53,10 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
     return int(able[(logits[able] + scale * gumbel(numbers[able])).argmax()])
 
 
-class Triton:
-    """Whether Triton computes operators on this process's GPUs; otherwise torch does."""
-
-    is_used = True
-
-
-def register_triton(operator: Any, module: str, name: str) -> None:
-    """Let the function `name` of `module`, which imports triton, compute `operator` on GPUs."""
-
-    def launch(first: Tensor, *others: Any) -> Any:
-        if not Triton.is_used:
-            return operator._init_fn(first, *others)  # noqa: SLF001 - no public name
-        with torch.cuda.device(first.device):  # Triton launches on the current device
-            return getattr(importlib.import_module(module), name)(first, *others)
-
-    operator.register_kernel("cuda")(launch)
-
-
-@contextlib.contextmanager
-def without_triton() -> Iterator[None]:
-    """Inside, torch computes the operators on GPUs, in all threads."""
-    before, Triton.is_used = Triton.is_used, False
-    try:
-        yield
-    finally:
-        Triton.is_used = before
-
-
-@torch.library.custom_op("amusd::noisy_scores", mutates_args=(), device_types="cpu")
+@register_triton("amusd.sampling.noisy_scores_triton")
 def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
 
     `codes` [columns] int32: `noise.codes_of` of the columns' tokens; `keys` [rows] int64. One Triton kernel on a GPU.
     """
-    return torch.addcmul(logits.double(), gumbel_of(codes, keys), scale.double().unsqueeze(1)).float()
-
-
-register_triton(noisy_scores, "amusd.sampling.noisy_scores_triton", "noisy_scores")
+    return torch.addcmul(logits.double(), noise_of_rows(codes, keys), scale.double().unsqueeze(1)).float()

@@ -11,7 +11,6 @@ of the logits weighs exp(bias) q^slope instead, if that is more.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.protocol.draft_session import Guesses
-from amusd.sampling.noise import UNIT, code_of, counters, gumbel
+from amusd.sampling.noise import code_of, noise_of
 from amusd.sampling.noisy_scores import noisy_scores
 from amusd.sampling.processors import largest_columns
 from amusd.sampling.sampler import RowSampler, SamplingState, SequenceSampler
@@ -35,17 +34,8 @@ _LARGEST = 700.0
 """Above it exp of a float64 is infinite."""
 UNPROPOSED = -2.8
 """The logarithm of q for a token that the draft cannot propose."""
-_ROWS_KEPT = 16
-"""Rows of noise that are kept: nodes at one position share theirs."""
 Mixture = Sequence[tuple[int, float, float]]
 """Up to `MAX_MIXED` tokens, each with a bias and a slope above 0."""
-
-
-@functools.lru_cache(maxsize=_ROWS_KEPT)
-def _noise_of(state: SamplingState, key: int) -> Tensor:
-    """float32 [columns]: the noise of all columns under a key, on a CPU."""
-    below = torch.from_numpy((counters(state.bits, key) + 0.5) * -UNIT)
-    return below.log1p_().neg_().log_().neg_().float()
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,7 @@ class RowRanker(RowSampler):
             return scores
         if not inputs.temperature.any():
             return relative
-        noise = torch.stack([_noise_of(self.state, key) for key in inputs.key.tolist()])
+        noise = torch.stack([self.state.noise_row(key) for key in inputs.key.tolist()])
         return torch.addcmul(relative, noise, inputs.temperature.unsqueeze(1))
 
 
@@ -172,4 +162,4 @@ class Ranking(SequenceSampler):
         if not self.distribution.temperature:
             return 0.0
         code = np.array([code_of(token_id)], dtype=np.uint32)
-        return self.distribution.temperature * float(gumbel(counters(code, key))[0])
+        return self.distribution.temperature * float(noise_of(code, key)[0])

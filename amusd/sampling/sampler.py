@@ -7,10 +7,10 @@ A `RowSampler` is the end of a pass, captured with it on a GPU. It chooses the c
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +19,9 @@ from torch import Tensor
 
 from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.protocol.prefix_hash import num_common
-from amusd.sampling.noise import Domain, codes_of, key_of
+from amusd.sampling.noise import Domain, codes_of, key_of, noise_of
 from amusd.sampling.noisy_scores import choose, noisy_argmax
-from amusd.sampling.processors import (
-    Columns,
-    Row,
-    filtered,
-    kept_columns,
-    largest_columns,
-    logsumexp,
-    penalized,
-)
+from amusd.sampling.processors import Columns, Row, filtered, kept_columns, largest_columns, logsumexp, penalized
 from amusd.sampling.sampler_inputs import NUM_BEFORE_PATH, SamplerInputs, Words
 from amusd.types import TopLogprobs
 
@@ -37,10 +29,12 @@ _MIN_PATH = 64
 """Least number of words for a path."""
 PROMPT, ANSWER = 0, 1
 """Places in `SamplingState.counts`."""
+_NOISE_ROWS_KEPT = 16
+"""Rows of noise that are kept: nodes at one position share theirs."""
 
 
 class Level(enum.IntEnum):
-    """What a sampler does; each level includes those below it."""
+    """The work of a sampler; each level includes those below it."""
 
     PLAIN = 0
     FILTERED = 1
@@ -59,7 +53,7 @@ DRAFT_LEVELS = Level.PLAIN, Level.FILTERED, Level.PENALIZED
 
 
 class SamplingState:
-    """What a model's samplers know beside logits: columns, and the bias and the tokens of each sequence."""
+    """All that samplers read beside logits: tokens of the columns, and each sequence's bias and token counts."""
 
     def __init__(
         self,
@@ -80,25 +74,15 @@ class SamplingState:
         self._columns = np.full(int(self.ids.max()) + 1, -1)
         self._columns[self.ids] = np.arange(vocab_size)
         codes = codes_of(len(self._columns))[torch.from_numpy(self.ids)]
-        self.codes, self.bits = codes.to(self.device), codes.numpy().view(np.uint32)
+        self.codes, self.bits = codes.to(self.device), (bits := codes.numpy().view(np.uint32))
         """[columns]: the tokens' codes, on the logits' device and for a CPU."""
+        self.noise_row = lru_cache(_NOISE_ROWS_KEPT)(lambda key: torch.from_numpy(noise_of(bits, key)).float())
+        """Key -> float32 [columns]: the noise of all columns, on a CPU."""
         self.bias = torch.zeros(1 + num_sequences, vocab_size, device=self.device)
         """[1 + sequences, columns]: added to logits; row 0 is zero."""
         self.counts = torch.zeros(2, 1 + num_sequences, 1 + vocab_size, device=self.device)
         """[2, 1 + sequences, 1 + columns]: tokens in prompts and in answers; place 0 counts those without a column."""
         self._max_path = max(max_path, _MIN_PATH)
-
-    @classmethod
-    def of(cls, model: Any, cache: Any) -> tuple[SamplingState, int]:
-        """The state for the sequence of a model's cache, and the sequence's number in it."""
-        kind, device = (model.vocab_size, model.output_ids), model.captured_on
-        if device is None:
-            return cls(*kind), 0
-        memory, number = cache.memory, cache.memory.num_slots // cache.allocated
-        if memory.sampling is None:
-            most = model.numerics.width
-            memory.sampling = cls(*kind, device, num_sequences=number, max_path=most, fetch=model.fetch)
-        return memory.sampling, cache.number
 
     def column_of(self, token_id: int) -> int:
         """The column that scores a token; -1: there is none."""
@@ -172,13 +156,8 @@ class RowSampler:
 
     @cached_property
     def neutral(self) -> Words:
-        """[num_inputs]: words of a row that wants the largest logit."""
+        """[words]: those of a row that wants the largest logit."""
         return self.state.words_of(GREEDY)
-
-    @property
-    def num_inputs(self) -> int:
-        """int64 words per row that the host writes before the pass."""
-        return len(self.neutral)
 
     @property
     def num_outputs(self) -> int:
@@ -191,7 +170,7 @@ class RowSampler:
         return min(self.max_best, self.state.num_columns)
 
     def compute(self, logits: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, columns], [rows, num_inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
+        """[rows, columns], [rows, words] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
         logits, inputs = logits.float(), SamplerInputs.of(words)
         shaped = self.shaped(logits, words)
         columns = noisy_argmax(shaped, self.state.codes, inputs.key, inputs.temperature)
@@ -309,10 +288,3 @@ class SequenceSampler:
         self.state.count(ANSWER, self._sequence, held[same:], -1)
         self.state.count(ANSWER, self._sequence, answer[same:], 1)
         self._held = answer
-
-
-def samplers_of(
-    model: Any, cache: Any, levels: Iterable[Level], kind: type[RowSampler] = RowSampler
-) -> list[RowSampler]:
-    """The samplers of `model`'s captured passes."""
-    return [kind(SamplingState.of(model, cache)[0], level) for level in levels if model.captured_on is not None]

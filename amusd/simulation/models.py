@@ -51,7 +51,6 @@ class ScriptedModel:
     vocab_size: int
     width: int
     has_draft: bool
-    captured_on = None
     max_length = MANY
     feature_columns: ClassVar[dict[str, slice]] = {}
     _host_ns: int = 0

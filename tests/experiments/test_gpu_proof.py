@@ -80,7 +80,7 @@ def test_every_kernel_of_triton_is_compared_and_one_that_is_wrong_is_found(dtype
     assert {name for name, *_ in cases} == registered, "a Triton kernel that is not tried"
 
 
-REGISTERED = r"^register_triton\((\w+), "
+REGISTERED = r"^@register_triton\(.*\)\ndef (\w+)\("
 
 
 # What the parts rest on

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from typing_extensions import Self
 
-from amusd.sampling.noisy_scores import Triton
+from amusd.sampling.operators import Triton
 
 if TYPE_CHECKING:
     from fake_cuda.gpus import FakeGpus

@@ -18,7 +18,7 @@ from amusd.models.sharding import Ranks
 from amusd.runner import captured, graphs
 from amusd.runner.fallback import find_way
 from amusd.runner.model_runner import ModelRunner, extend
-from amusd.sampling import noisy_scores
+from amusd.sampling.operators import Triton
 
 PROMPT = [(7 * place) % 4000 for place in range(20)]
 
@@ -35,7 +35,7 @@ def ended_pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _device, pool: pools.append(pool))
     monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda _device, pool: pools.append(pool))
-    monkeypatch.setattr(noisy_scores.Triton, "is_used", True)
+    monkeypatch.setattr(Triton, "is_used", True)
     yield pools
     torch.backends.cuda.enable_flash_sdp(enabled=True)
     torch.backends.cuda.enable_mem_efficient_sdp(enabled=True)

@@ -79,7 +79,6 @@ class ChangingTracks(Numerics):
 class HashModel:
     vocab_size = VOCAB_SIZE
     output_ids = None
-    captured_on = None
     feature_columns: ClassVar[dict[str, slice]] = {}
     tokens_per_step = 1
 

@@ -34,7 +34,7 @@ def random_ids(length: int, seed: int = 0) -> list[int]:
 class Second:
     """A `Sampler` that chooses the second best column where a row asks for it; its output is a number by its level."""
 
-    num_inputs, num_outputs = 2, 1
+    num_outputs = 1
     neutral = np.array([0, 5])
 
     def __init__(self, level: int) -> None:

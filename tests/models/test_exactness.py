@@ -10,8 +10,8 @@ import pytest
 import torch
 from models.blocks import decode_in_blocks
 from models.paths import decode_in_paths
-from models.test_batch import check_batches
 from passes import forward, prefilled
+from runner.test_batch import check_batches
 from torch import Tensor
 
 from amusd.checkpoints.building import load_model

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amusd.config import Distribution
-from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
+from amusd.sampling.noise import Domain, codes_of, key_of, noise_of
 
 Row = npt.NDArray[np.float64]
 
@@ -58,4 +58,4 @@ def softmax(row: Row) -> Row:
 def noise(seed: int, position: int, ids: Sequence[int]) -> Row:
     """[ids]: the noise of matching."""
     codes = codes_of(max(ids) + 1).numpy().view(np.uint32)[list(ids)]
-    return gumbel(counters(codes, key_of(seed, position, Domain.MATCHING)))
+    return noise_of(codes, key_of(seed, position, Domain.MATCHING))

@@ -252,7 +252,7 @@ def test_a_device_launches_few_kernels_and_is_not_asked(kind: type[RowSampler], 
     device = torch.device("meta")
     sampler = kind(SamplingState(128_256, None, device), level)
     logits = torch.empty((8, 128_256), dtype=torch.bfloat16, device=device)
-    inputs = torch.empty((8, sampler.num_inputs), dtype=torch.int64, device=device)
+    inputs = torch.empty((8, len(sampler.neutral)), dtype=torch.int64, device=device)
     with Launches() as launches:
         columns, outputs = sampler.compute(logits, inputs)
     assert (columns.shape, columns.dtype, columns.device) == ((8,), torch.int64, device)

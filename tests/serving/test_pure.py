@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
+from checkpoints.published_tokenizers import ids_of, sentencepiece_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from models.published_tokenizers import ids_of, sentencepiece_tokenizer
 from table_model import TableTokenizer
 
 from amusd.answer import Generation

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from models.published_tokenizers import WORDS, ids_of, sentencepiece_tokenizer
+from checkpoints.published_tokenizers import WORDS, ids_of, sentencepiece_tokenizer
 from runtime.pair import KeepingRecorder
 from serving.running import MODEL, Running, events, serving
 from table_model import TableModel

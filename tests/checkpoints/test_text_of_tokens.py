@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from models.published_tokenizers import WORDS, ids_of, qwen_tokenizer, sentencepiece_tokenizer
+from checkpoints.published_tokenizers import WORDS, ids_of, qwen_tokenizer, sentencepiece_tokenizer
 
 from amusd.checkpoints.detokenizer import IncrementalDecoder, Spelling
 from amusd.checkpoints.tokenizer import Tokenizer

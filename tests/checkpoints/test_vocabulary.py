@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints.other_tokenizer import save_reindexed, word_tokenizer
 from models import tiny
-from models.other_tokenizer import save_reindexed, word_tokenizer
 from models.tiny import wrap_model
 from passes import forward
 from safetensors.torch import load_file, save_file
