@@ -13,7 +13,7 @@ from amusd.tracing.timeline import Timeline
 def account(parts: Sequence[Timeline]) -> Iterator[str]:
     """Lines for people about the sequences of one schedule; none without passes."""
     target, draft = ([event for part in parts for event in part[place]] for place in range(2))
-    passes = [event for event in target if isinstance(event, TargetPass)]
+    passes = [event for part in parts for event in part.passes]
     steps = [event for event in draft if isinstance(event, DraftStep)]
     waits = [event.duration_ns / 1e6 for event in target if event.name == "target_wait"]
     if not passes:
@@ -52,21 +52,16 @@ def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[fl
     It is worth the time in which as many tokens are committed as first candidates are accepted.
     """
     tested = [event.num_accepted > 0 for event in passes if event.num_candidates]
-    seconds_ns = sum(_span(part) for part in parts)
+    seconds_ns = sum(own[-1].end_ns - own[0].start_ns for own in (part.passes for part in parts) if own)
     worth_ns = statistics.fmean(tested or (0,)) * seconds_ns / sum(event.num_tokens for event in passes)
     num_late = 0
     for part in parts:
         sent = [event for event in part.draft if isinstance(event, MessageEvent) and event.name == "send"]
-        for begun in (event for event in part.target if isinstance(event, TargetPass) and not event.num_candidates):
+        for begun in (event for event in part.passes if not event.num_candidates):
             fitting = (each.start_ns for each in sent if each.base == begun.start_length and each.num_tokens)
             came_ns = min((ns for ns in fitting if ns > begun.start_ns), default=begun.end_ns)
             num_late += came_ns < min(begun.end_ns, begun.start_ns + worth_ns)
     return worth_ns, num_late
-
-
-def _span(part: Timeline) -> int:
-    passes = [event for event in part.target if event.name == "target_pass"]
-    return passes[-1].end_ns - passes[0].start_ns if passes else 0
 
 
 def _medians(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, float]]:

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from amusd.tracing.drafted import Fate, judge_steps
 from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, WAITS, DraftStep, Event, MessageEvent
-from amusd.tracing.timeline import Timeline
+from amusd.tracing.timeline import Fate, Timeline
 
 PROCESSES = {"target": 1, "draft": 2}
 THREADS = {"sequence": 1, "work": 2, "messages": 3}
@@ -27,7 +26,7 @@ _Json = dict[str, Any]
 def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
     """The trace as a JSON object. `timeline`: one sequence, on one clock; `about`: further metadata."""
     origin_ns = min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0)
-    fates = {step.start_ns: fates for step, fates in judge_steps(*timeline)}
+    fates = {step.start_ns: fates for step, fates in timeline.steps()}
     found = []
     for role, events in (("target", timeline.target), ("draft", timeline.draft)):
         own = sorted(events, key=lambda event: event.start_ns)

@@ -16,7 +16,6 @@ from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import Answer
-from amusd.tracing.drafted import drafts_tree, judge_steps
 from amusd.tracing.events import Event
 
 # Known limits
@@ -132,14 +131,14 @@ def spans_of(events: Sequence[Event], *names: str) -> list[tuple[int, int]]:
 def check_fates(outcome: Outcome) -> None:
     parts = outcome.timeline.by_sequence()
     for number, answer in enumerate(outcome.answers, start=1):
-        target, draft = parts[number]
+        part = parts[number]
         if answer.draft is None:
-            assert not draft
+            assert not part.draft
             continue
-        assert sum(event.name == "rollback" for event in draft) == answer.draft.num_rollbacks
-        if drafts_tree(draft):
+        assert sum(event.name == "rollback" for event in part.draft) == answer.draft.num_rollbacks
+        if part.has_tree:
             continue
-        fates = [fates for _, fates in judge_steps(target, draft)]
+        fates = [fates for _, fates in part.steps()]
         assert sum(sum(found.values()) for found in fates) == answer.draft.num_drafted
         assert sum(found["accepted"] for found in fates) == answer.num_accepted
 
