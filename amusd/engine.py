@@ -115,11 +115,6 @@ class Engine:
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, meeting, others.pop_all())
 
-    @property
-    def draft_pid(self) -> int | None:
-        """Process id of the newest draft, if it is on this machine."""
-        return self.draft.pid
-
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]

@@ -185,7 +185,7 @@ class Jobs:
         """Write `workers.json`: before the first token, and again for each further draft."""
         if self._engine is not None:
             others = [] if self._engine.meeting is None else self._engine.meeting.pids
-            drafts = filter(None, [self._engine.draft_pid])
+            drafts = filter(None, [self._engine.draft.pid])
             write_json(self._directory / WORKERS_FILE, {"target": [os.getpid(), *others], "draft": [*drafts]})
 
 

@@ -48,11 +48,11 @@ class ScriptedModel:
     costs: Costs
     random: Random
     prompt_length: int
-    vocab_size: int
     width: int
     has_draft: bool
     captured_on = None
     max_length = MANY
+    vocab_size = 1 << 31
     feature_columns: ClassVar[dict[str, slice]] = {}
     _host_ns: int = 0
 

@@ -22,7 +22,7 @@ from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import NOTHING, Costs
 from amusd.simulation.models import ScriptedDrafter, ScriptedModel
-from amusd.simulation.tokens import Answer, vocab_size
+from amusd.simulation.tokens import Answer
 from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Recorder, as_format
 from amusd.tracing.timeline import Timeline
@@ -126,15 +126,8 @@ class Simulator:
 
     def _target_worker(self, decoding: DecodingConfig, clock: Clock, recorders: Sequence[Recorder]) -> TargetWorker:
         has_draft = decoding.mode != "autoregressive"
-        model = ScriptedModel(
-            clock,
-            self.costs,
-            self._random("target"),
-            prompt_length=self._prompt_length,
-            vocab_size=vocab_size(max(map(len, self.answers)), decoding.fan_out),
-            width=self.max_candidates + 1,
-            has_draft=has_draft,
-        )
+        random, width = self._random("target"), self.max_candidates + 1
+        model = ScriptedModel(clock, self.costs, random, self._prompt_length, width, has_draft)
         connection = self._start_draft(clock, recorders[1]) if has_draft else Connection()
         client = DraftClient(recorders[0], connection)
         return TargetWorker(cast("ModelRunner", model), recorders[0], client, self.num_slots)

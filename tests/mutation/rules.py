@@ -23,7 +23,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
-        "a drafter that cannot run ahead is asked to": (" and not runs_ahead(kind):", " and False:"),
+        "a drafter that cannot run ahead is asked to": (" and not capabilities_of(kind).runs_ahead:", " and False:"),
     },
     ("amusd/config/decoding.py", "tests/test_config.py"): {
         "a temperature is so low that logits overflow": ("not 0 < self.temperature < MIN_FACTOR", "True"),
