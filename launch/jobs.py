@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.commands import COMMANDS, run_command
 from amusd.commands.job import Job
 from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console
@@ -32,7 +33,6 @@ from amusd.runtime.devices import device_of
 from amusd.runtime.workers import check_workers, start_workers
 from amusd.tracing.recorder import Recorder, as_format
 
-from .commands import COMMANDS, run_command
 from .compose import config_of
 from .environment import set_environment
 from .run_directory import OVERRIDES_FILE, WORKERS_FILE, clear_run, is_done, run_directory

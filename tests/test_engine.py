@@ -17,6 +17,7 @@ from oracle import always_right, always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, plain_engine, reference
 from table_model import TableTokenizer
 
+from amusd.commands import run_command
 from amusd.commands.job import Job
 from amusd.config import DecodingConfig, EngineConfig, RunConfig, SamplingParams, TargetConfig
 from amusd.console import Console
@@ -27,7 +28,6 @@ from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 from amusd.workload import prompts_of
-from launch.commands import run_command
 
 TEXT = "deafbead"
 FACTORY, RIGHT = oracle(60, right_with_probability(0.7, 1)), oracle(60, always_right())

@@ -14,16 +14,7 @@ from typing import TypeVar
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration, nearest
 from amusd.simulation.tokens import Trace
-from amusd.tracing.events import (
-    DRAFT_WORK,
-    TARGET_WORK,
-    DraftPrefill,
-    DraftStep,
-    Event,
-    TargetPass,
-    VerdictTaken,
-    WholeSequence,
-)
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, DraftPrefill, DraftStep, Event, VerdictTaken, WholeSequence
 from amusd.tracing.messages import Flow
 from amusd.tracing.timeline import Timeline, read_timeline
 
@@ -71,7 +62,7 @@ def _costs_of(parts: Sequence[Timeline]) -> Costs:
     return Costs(
         passes=_durations_by(
             (event.num_scored, draft_works_at(event.start_ns), event.duration_ns)
-            for event in _of_kind(TargetPass, target)
+            for event in chain.from_iterable(part.passes for part in parts)
         ),
         draft_token=_duration_of(tokens) or tree_steps.get(min(tree_steps, default=0), NOTHING),
         tree_steps=tree_steps,

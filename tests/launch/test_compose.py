@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from amusd.commands import COMMANDS
 from amusd.errors import ConfigError
-from launch.commands import COMMANDS
 from launch.compose import compose_config, conf_folder, for_hydra
 
 NEEDED = {

@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import amusd
-from launch.commands import COMMANDS
+from amusd.commands import COMMANDS
 from launch.main import main
 from tests.launch.processes import run
 

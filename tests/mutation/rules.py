@@ -69,7 +69,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a loop ends at the end of the context": ("[offset % len(following)]", "[min(offset, len(following) - 1)]"),
     },
     ("amusd/drafters/synthetic.py", "tests/drafters/test_synthetic.py"): {
-        "the next step takes the model's own tokens back": ("self.inner.text.token_ids[start:] = tokens", "pass"),
+        "the next step takes the model's own tokens back": ("self.text.token_ids[start:] = tokens", "pass"),
     },
     ("amusd/drafters/tree.py", "tests/drafters/test_tree.py"): {
         "slots of nodes that are gone are not freed": ("._free.append(self._paths.pop(node)[-1])", "._paths.pop(node)"),
@@ -514,7 +514,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "what is not supported is ignored": ("value is None or value is False", "value is None or value is not False"),
         "a body of very many values is read": ("if _num_nested(content) > _MAX_NESTED:", "if False:"),
     },
-    ("amusd/serving/connections.py", "tests/serving/test_leaving.py"): {
+    ("amusd/serving/server.py", "tests/serving/test_leaving.py"): {
         "nobody looks whether a client has left": (
             "self.transport.write(self.conn.send(h11.D",
             "(self.conn.send(h11.D",

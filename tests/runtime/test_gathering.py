@@ -21,7 +21,7 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import NOTHING, Costs, Duration
-from amusd.simulation.models import ScriptedModel
+from amusd.simulation.simulator import ScriptedModel
 from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
