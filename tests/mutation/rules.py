@@ -5,10 +5,10 @@ from __future__ import annotations
 from mutation.runner import Rule
 
 DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
-    ("amusd/answer/scheduler.py", "tests/runtime/test_batches.py"): {
+    ("amusd/answer.py", "tests/runtime/test_batches.py"): {
         "the last reader comes first": ("reference = self._queue.popleft()", "reference = self._queue.pop()"),
     },
-    ("amusd/answer/scheduler.py", "tests/test_turns.py"): {
+    ("amusd/answer.py", "tests/test_turns.py"): {
         "an answer that nobody can read is computed on": (
             "if (answer := reference()) is None or answer.is_over:\n                del",
             "if (answer := reference()) is not None and answer.is_over:\n                del",
