@@ -1,9 +1,10 @@
-"""The text of a chain in a model's cache, and the tokens that the model chooses behind it.
+"""Drafts a chain: holds the text of a sequence in a model's cache, and appends the tokens that the model chooses.
 
     token_ids   the committed tokens, and the path behind them
     cache       keys and values of the text's first tokens, all but the last at most, so that a pass has an input
 
-Where a long enough suffix has occurred before, prompt lookup proposes instead, which is right more often and free.
+If a long enough suffix of the text has occurred before, prompt lookup proposes what followed it. That is free, and
+right more often than the model.
 """
 
 from __future__ import annotations

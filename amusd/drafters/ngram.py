@@ -1,10 +1,10 @@
-"""Drafts what followed the last tokens before: alone (prompt lookup), or mixed with a small model's guesses.
+"""Looks the last tokens up in the text, and drafts what followed them: alone, or mixed with a small model's guesses.
 
-The last tokens are looked up in the text and, if asked, in earlier answers. The likeliest to follow is what followed
-the longest match, or the latest of equally long ones.
+Earlier answers are searched as well, if asked. The best guess is what followed the longest match, and of equally long
+ones the latest.
 
-Let a small model give a token the probability q. If the token followed the last n tokens before, its weight is
-exp(bias) q^slope or q, whichever is greater; `WEIGHTS` has the bias and the slope for each n.
+In a mixture, q is the small model's probability of a token. If the token has followed the last n tokens before, its
+weight is the greater of q and exp(bias) q^slope. `WEIGHTS` has the bias and the slope for each n.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
