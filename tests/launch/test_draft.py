@@ -43,9 +43,9 @@ class Server:
                 amusd_command("draft", *pair, *listen), cwd=folder, env=environment(), stderr=said, text=True
             )
 
-    def await_line(self, line: str, number: int = 1) -> None:
+    def await_line(self, line: str) -> None:
         deadline = time.monotonic() + SECONDS
-        while self.errors.read_text().count(line) < number:
+        while line not in self.errors.read_text():
             assert self.process.poll() is None, self.errors.read_text()
             assert time.monotonic() < deadline, self.errors.read_text()
             time.sleep(0.02)
