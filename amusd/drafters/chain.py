@@ -83,8 +83,7 @@ class ChainText:
         token_ids, wanted = model_ids(self._model, [*self.token_ids[start:], *candidates]), None
         if self._sampler is not None:
             self._sampler.see(self.token_ids)
-            words = self._sampler.rows(start, token_ids, num_steps=steps)
-            wanted = SamplerRows(self._sampler.sampler, words)
+            wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(start, token_ids, num_steps=steps))
         return Rows(token_ids, self._cache, wanted)
 
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
@@ -119,8 +118,8 @@ class ChainText:
         column, _ = output.sample(row)
         if isinstance(self._sampler, DraftSampler):
             assert output.wanted is not None
-            logits, words = output.logits[row : row + 1], output.wanted.inputs[row : row + 1]
-            column, drawn_from = self._sampler.draw(logits, words)
+            logits, inputs = output.logits[row : row + 1], output.wanted.inputs[row : row + 1]
+            column, drawn_from = self._sampler.draw(logits, inputs)
             self._drawn.append(drawn_from)
         return column if self._output_ids is None else self._output_ids[column]
 

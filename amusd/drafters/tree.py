@@ -96,8 +96,8 @@ class TreeSlots:
         try:
             output.check()
             outputs = None if output.outputs is None else output.outputs[-number:]
-            words = output.wanted.inputs[-number:]
-            return self._ranking.rank(output.logits[-number:], words, self._mixtures, outputs)
+            inputs = output.wanted.inputs[-number:]
+            return self._ranking.rank(output.logits[-number:], inputs, self._mixtures, outputs)
         except NotFiniteError as error:
             say_not_finite(error)
             self._model.wipe(self._cache)  # what was committed behind the prompt is lost, too: it costs guesses
@@ -120,8 +120,8 @@ class TreeSlots:
         if behind:
             self._ranking.see(self._committed)
             others = len(tokens) - len(behind)
-            words = self._ranking.rows_behind(len(self._committed), behind, self._mixtures, others)
-            wanted = SamplerRows(self._ranking.sampler, words)
+            inputs = self._ranking.rows_behind(len(self._committed), behind, self._mixtures, others)
+            wanted = SamplerRows(self._ranking.sampler, inputs)
         slots = Paths(self._prefix[: self._num_computed], paths)
         return Rows(model_ids(self._model, tokens), self._cache, wanted, paths=slots)
 

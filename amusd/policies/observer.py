@@ -72,7 +72,7 @@ class Observer:
         """Wait no more until a candidate comes: the draft has the whole answer to take in."""
         self._silent_at = 0
 
-    def held_up(self, ns: int) -> None:
+    def exclude(self, ns: int) -> None:
         """Leave out the time of another sequence's prompt."""
         if self._last_end_ns is not None:
             self._last_end_ns += ns
