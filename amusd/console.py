@@ -78,7 +78,7 @@ class Console:
 
 
 def standard_output() -> TextIO:
-    """The stream for results, which replaces characters that its encoding lacks.
+    """The stream for results. It replaces characters that its encoding lacks.
 
     Raises `ConfigError` if it was closed (`>&-`) before this process began.
     """

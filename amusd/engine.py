@@ -59,7 +59,7 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     rendezvous: Rendezvous | None = None
-    """Where the target's ranks find each other, if there are several."""
+    """The meeting point of the target's ranks, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 

@@ -230,7 +230,7 @@ def _run_target(command: str, config: RunConfig, rendezvous: Rendezvous, store: 
 
 
 def draft_address(config: EngineConfig, rendezvous: Rendezvous) -> str:
-    """Where the draft listens, by default the last rank's."""
+    """The address at which the draft listens, by default the last rank's."""
     named = config.draft_address or config.transport.address
     return named or address_in(rendezvous.address, config.transport, link_devices(config))
 

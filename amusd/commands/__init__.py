@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """What the command line has to know of a command."""
+    """A command, as the command line knows it."""
 
     help: str
     takes: str = ""
     """Arguments in place of `KEY=VALUE ...`; the first is a folder."""
     computes: bool = True
-    """Whether it computes passes. What takes a folder does not."""
+    """Whether it computes passes. A command that takes a folder does not."""
     has_result: bool = True
     """Whether it ends with a result: then it can be swept, and its events are kept."""
     has_folder: bool = True

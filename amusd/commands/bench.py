@@ -59,7 +59,7 @@ class Work(NamedTuple):
 
     run: Callable[[], object]
     weight_bytes: int
-    """What a step of it reads at least."""
+    """Bytes that a step reads at least."""
     num_steps: int = 1
 
 

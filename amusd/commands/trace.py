@@ -181,7 +181,7 @@ def account(parts: Sequence[Timeline]) -> Iterator[str]:
 
 
 def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[float, int]:
-    """What a first candidate is worth, in nanoseconds, and how many empty passes one missed by less.
+    """The worth of a first candidate in nanoseconds, and the number of empty passes that one missed by less.
 
     It is worth the time in which as many tokens are committed as first candidates are accepted.
     """

@@ -87,7 +87,7 @@ class ChainText:
         return Rows(token_ids, self._cache, wanted)
 
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
-        """Append the tokens that a pass over `rows` chose, which are returned; none if not finite.
+        """Append and return the tokens that a pass over `rows` chose; none if logits are not finite.
 
         They are the choices along `candidates` and one more, then those of further `steps`.
         """
@@ -140,9 +140,9 @@ def model_ids(model: ModelRunner, token_ids: Sequence[int]) -> list[int]:
 
 
 def chain_step(model: ModelRunner, texts: Sequence[ChainText], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-    """What is looked up behind each path, or as many tokens as are worth passes, which the texts share.
+    """The tokens that are looked up behind each path; where none are, those of passes that the texts share.
 
-    Fewer tokens where logits are not finite.
+    There are fewer where logits are not finite.
     """
     found = [[*text.go_to(part)] for text, part in zip(texts, parts, strict=True)]
     left = [0 if tokens else part.num_tokens for tokens, part in zip(found, parts, strict=True)]

@@ -27,8 +27,8 @@ _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
 WEIGHTS = tuple(zip(_BIASES, _SLOPES, strict=True))
 """Bias and slope of what followed a suffix of one, two ... or more tokens.
 
-Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last ones are for loops, which that text
-lacks.
+Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last ones are for loops, since that text
+has none.
 """
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
 """`CHANCES[n]`: how often what followed a suffix of n tokens (the last: or more) follows again; embedded target."""

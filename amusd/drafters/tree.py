@@ -71,7 +71,7 @@ class TreeSlots:
             self._paths = {node: path[num_joined:] for node, path in self._paths.items()}
 
     def look_up(self) -> tuple[Sequence[int], float]:
-        """What followed the longest suffix before."""
+        """The tokens that followed the longest suffix before."""
         found = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)[0]
         return found, LOOKUP_WEIGHT if found else 0.0
 

@@ -78,7 +78,7 @@ class Observer:
             self._last_end_ns += ns
 
     def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
-        """What the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
+        """The view for the policy. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
         weights, num_candidates = session.weights, session.num_candidates
         waits = self._estimates.waits(num_candidates)
         return TargetView(

@@ -223,7 +223,7 @@ def _has_no_effect(name: str, value: Any) -> bool:
 
 
 def _mistake(told: str) -> RequestError:
-    """What msgspec says, as `REASON - at $.messages[0].role`, in OpenAI's terms."""
+    """A message of msgspec, `REASON - at $.messages[0].role`, in OpenAI's terms."""
     reason, _, place = told.partition(" - at ")
     path = re.findall(r"\.(\w+)|\[(\d+)\]", place)
     missing = re.search("missing required field `(.*)`", reason)
