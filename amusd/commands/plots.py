@@ -13,7 +13,6 @@ from amusd.files import cannot_write
 from amusd.tracing.timeline import Fate, Timeline
 
 Figure: TypeAlias = Any
-Axes: TypeAlias = Any
 
 INK, FAINT, PASS = "#1b1f24", "#eeeeee", "#c9c9c9"
 COLOURS = {
@@ -90,7 +89,7 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def _draw_tracks(axes: Axes, part: Timeline, shown_ms: float) -> None:
+def _draw_tracks(axes: Any, part: Timeline, shown_ms: float) -> None:
     passes = part.passes
     begin_ns = min((event.start_ns for event in passes), default=0)
     has_draft = bool(part.draft)
