@@ -59,9 +59,9 @@ class ChainText:
         self._cache.truncate(0)
 
     def go_to(self, part: Expansion) -> Sequence[int]:
-        """Make the text the committed tokens and the path of `part`; returns what followed it before, up to the room.
+        """Set the text to the committed tokens and the path of `part`; return what is looked up, up to the room.
 
-        The model reads what is looked up with its next step.
+        The model reads looked-up tokens with its next step.
         """
         path = part.path
         self._replace(self._base, [*self._committed[self._base :], *path])

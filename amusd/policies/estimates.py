@@ -3,8 +3,8 @@
 acceptance          accepted / tested candidates; those after a rejected one were not tested
 tokens_per_second   committed tokens per second, waits included
 candidate_seconds   time waited per candidate; the first one after an unforeseen verdict takes longer
-lead_gain           tokens that one more candidate at its beginning would bring a pass; 0 if full or none could
-                    come
+lead_gain           tokens that a pass would gain by one more candidate at its beginning; 0 if it was full, or
+                    none could come
 chances             probability, for each candidate at hand, that it and those before it are accepted: the draft's
                     own estimate, corrected by its first candidates' acceptance; else a power of the acceptance
 """

@@ -82,7 +82,7 @@ def make_service(engine: AsyncEngine, config: RunConfig) -> Service:
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn without its own lines, which at the first signal lets answers end before it does."""
+    """Uvicorn without its own lines. At the first signal it lets answers end before it ends itself."""
 
     def __init__(self, service: Service) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app tells what went wrong
