@@ -81,7 +81,7 @@ def test_a_draft_serves_target_after_target_whoever_is_killed_and_ends_with_a_si
         killed.kill()
         killed.communicate()
     with server.target("killed draft") as target:
-        busy = run(server.command("run_dir=second"), server.folder)
+        busy = run(server.command("run_dir=second", "startup_timeout_seconds=100"), server.folder)
         descendants(server.process.pid)[-1].kill()
         target.communicate(timeout=SECONDS)
         assert target.returncode == 0
