@@ -52,7 +52,9 @@ class Console:
 
         def write(text: str) -> None:
             nonlocal paragraph
-            *whole, paragraph = (paragraph + "".join(map(_printable, text))).split("\n")
+            *whole, paragraph = (
+                paragraph + "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+            ).split("\n")
             for line in whole:
                 screen.print(Text(line), soft_wrap=True)
 
@@ -76,7 +78,7 @@ class Console:
 
 
 def standard_output() -> TextIO:
-    """The stream for results, which replaces characters that its encoding lacks.
+    """The stream for results. It replaces characters that its encoding lacks.
 
     Raises `ConfigError` if it was closed (`>&-`) before this process began.
     """
@@ -96,10 +98,6 @@ def _screen(stream: TextIO) -> Screen | None:
     screen = Screen(file=stream, force_terminal=True, highlight=False)
     has_room = screen.width >= 10 and screen.height >= 2  # COLUMNS=0
     return screen if has_room and not screen.is_dumb_terminal else None
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() or character in "\n\t" else "\ufffd"
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

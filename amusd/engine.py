@@ -19,8 +19,7 @@ from typing import Any, TypedDict, get_args, get_type_hints, overload
 import torch
 from typing_extensions import Self, Unpack
 
-from amusd.answer import Answer, Generation
-from amusd.answer.scheduler import Scheduler
+from amusd.answer import Answer, Generation, Scheduler
 from amusd.checkpoints.detokenizer import IncrementalDecoder
 from amusd.checkpoints.timed_dtype import settle_dtype
 from amusd.checkpoints.tokenizer import Prompt, Tokenizer, user_turn
@@ -59,8 +58,8 @@ class Engine:
     tokenizer: Tokenizer
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
-    meeting: Rendezvous | None = None
-    """Where the target's ranks meet, if there are several."""
+    rendezvous: Rendezvous | None = None
+    """The meeting point of the target's ranks, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 
@@ -88,37 +87,27 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig) -> Self:
         """As `launch`, from a whole configuration."""
-        config, drafts, meeting = start_workers(config)
+        config, drafts, rendezvous = start_workers(config)
         torch.set_num_threads(config.hardware.num_threads)
-        return cls.connect(config, drafts, Recorder("target"), meeting=meeting)
+        return cls.connect(config, drafts, Recorder("target"), rendezvous)
 
     @classmethod
     def connect(
-        cls,
-        config: EngineConfig,
-        drafts: DraftSource | None,
-        recorder: Recorder,
-        *,
-        meeting: Rendezvous | None = None,
+        cls, config: EngineConfig, drafts: DraftSource | None, recorder: Recorder, rendezvous: Rendezvous | None = None
     ) -> Self:
-        """Load the target here; `drafts`: the source of its drafts; `meeting`: where the other ranks connect.
+        """Load the target here; `drafts`: the source of its drafts; `rendezvous`: where the other ranks connect.
 
         Draft and ranks are stopped with the engine, also if making it fails.
         """
         with ExitStack() as others:
             if drafts is not None:
                 others.callback(drafts.stop)
-            if meeting is not None:
-                others.callback(meeting.stop)
+            if rendezvous is not None:
+                others.callback(rendezvous.stop)
             config = settle_dtype(config, device_of(config, "target"))
-            worker, tokenizer = connect_target(config, drafts, recorder, others, meeting=meeting)
+            worker, tokenizer = connect_target(config, drafts, recorder, others, meeting=rendezvous)
             drafters = [drafter.kind for drafter in config.drafters]
-            return cls(worker, tokenizer, drafters, meeting, others.pop_all())
-
-    @property
-    def draft_pid(self) -> int | None:
-        """Process id of the newest draft, if it is on this machine."""
-        return self.draft.pid
+            return cls(worker, tokenizer, drafters, rendezvous, others.pop_all())
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too

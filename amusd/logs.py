@@ -62,7 +62,7 @@ show_progress, end_progress = _lines.show_progress, _lines.end_progress
 
 
 def write_at_once(out: TextIO, text: str) -> OSError | None:
-    """Write and flush. A stream whose reader has left (`amusd ... | head`) swallows all further text; returns why."""
+    """Write and flush; return the error if it fails (`amusd ... | head`). Then the stream swallows all further text."""
     try:
         out.write(text)
         out.flush()

@@ -134,7 +134,7 @@ def _prepared(hint: Any, value: Any) -> Any:
 
 
 def _allowed(hint: Any) -> str:
-    """What a setting of this type takes, for people."""
+    """The values that a setting of this type takes, in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return ", ".join(arguments)

@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.commands import COMMANDS, run_command
 from amusd.commands.job import Job
 from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console
@@ -32,7 +33,6 @@ from amusd.runtime.devices import device_of
 from amusd.runtime.workers import check_workers, start_workers
 from amusd.tracing.recorder import Recorder, as_format
 
-from .commands import COMMANDS, run_command
 from .compose import config_of
 from .environment import set_environment
 from .run_directory import OVERRIDES_FILE, WORKERS_FILE, clear_run, is_done, run_directory
@@ -166,12 +166,12 @@ class Jobs:
 
     def _make_pair(self, wanted: EngineConfig, events: str | None) -> Engine:
         pin_to(set(self._cores))
-        settled, drafts, meeting = start_workers(wanted)
+        settled, drafts, rendezvous = start_workers(wanted)
         if set(settled.hardware.devices) == {"cpu"}:
             pin_rank(settled, "target", self._cores)
         from amusd.engine import Engine
 
-        return Engine.connect(settled, drafts, Recorder("target", events), meeting=meeting)
+        return Engine.connect(settled, drafts, Recorder("target", events), rendezvous)
 
     def _events(self, number: int | None) -> str:
         """The folder of this job's events; in a sweep as a format in which `{run}` is a job's number."""
@@ -184,8 +184,9 @@ class Jobs:
     def _record(self) -> None:
         """Write `workers.json`: before the first token, and again for each further draft."""
         if self._engine is not None:
-            others = [] if self._engine.meeting is None else self._engine.meeting.pids
-            drafts = filter(None, [self._engine.draft_pid])
+            rendezvous = self._engine.rendezvous
+            others = [] if rendezvous is None else rendezvous.pids
+            drafts = filter(None, [self._engine.draft.pid])
             write_json(self._directory / WORKERS_FILE, {"target": [os.getpid(), *others], "draft": [*drafts]})
 
 

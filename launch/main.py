@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import amusd
+from amusd.commands import COMMANDS, run_command
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.huge_pages import restart_with_huge_pages
 from amusd.logs import logger
 from amusd.settings import nearest, shown
 
-from .commands import COMMANDS, run_command
 from .signals import end_of_program, raise_on_signals
 
 MIN_OPEN_FILES = 32

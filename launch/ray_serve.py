@@ -73,7 +73,7 @@ def options_of(config: RunConfig) -> dict[str, Any]:
 
 
 def application(config: RunConfig) -> Any:
-    """What `serve.run` takes. Raises `ConfigError`."""
+    """The application for `serve.run`. Raises `ConfigError`."""
     from ray import serve
 
     options = options_of(config)

@@ -82,7 +82,7 @@ class RankInfo(NamedTuple):
         return self.local_size != self.size
 
 
-def place_from_environment() -> RankInfo:
+def rank_info() -> RankInfo:
     """Read torchrun's variables. Raises `ConfigError` without them."""
     try:
         return RankInfo(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
@@ -116,7 +116,7 @@ def compose(arguments: Sequence[str], own: RankInfo) -> tuple[str, RunConfig]:
 
 def run(arguments: Sequence[str]) -> int:
     """Do the work of this process; return its exit code. Raises `ConfigError`, `PeerError`."""
-    own = place_from_environment()
+    own = rank_info()
     if 0 < own.rank < own.size - 1:
         logger.setLevel(logging.WARNING)  # the first rank says the same
     try:
@@ -147,17 +147,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) -> int:
     """Be a rank of the target, or the one with the draft; return the exit code. `stack` ends with it."""
-    from torch.distributed import rendezvous  # type: ignore[attr-defined]  # missing in __all__
+    from torch.distributed import rendezvous as find_store  # type: ignore[attr-defined]  # missing in __all__
 
     cores = allowed_cores()
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=STORE_SECONDS)))
+    store, _, _ = next(find_store("env://", timeout=timedelta(seconds=STORE_SECONDS)))
     if own.is_apart:
-        config, meeting = _meet_apart(store, config, own)
+        config, rendezvous = _rendezvous_apart(store, config, own)
     address = None if own.rank == 0 else store.get(ADDRESS).decode()
     if address == "":  # rank 0 has found that there is nothing to do
         return 0
     if not own.is_apart:
-        meeting = meet_in_folder(address, stack)
+        rendezvous = rendezvous_in(address, stack)
     engine, last = config.engine_for(command), own.size - 1
     if own.rank < last and engine.hardware.devices[own.rank] == "cpu":
         num_here = min(own.local_size, last - (own.rank - own.local_rank))
@@ -165,19 +165,22 @@ def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) 
     if 0 < own.rank < last:
         from amusd.runtime.startup import run_follower
 
-        run_follower(engine, own.rank, meeting)
+        run_follower(engine, own.rank, rendezvous)
         return 0
     if own.rank == last:
         if not engine.drafters or engine.draft_address:
             return 0
-        return DraftProcess(engine, draft_address(engine, meeting), is_own=True).keep(partial(is_over, store))
-    code = _run_target(command, config, meeting, store)
+        return DraftProcess(engine, draft_address(engine, rendezvous), is_own=True).keep(partial(is_over, store))
+    code = _run_target(command, config, rendezvous, store)
     store.set(ADDRESS, "")
     return code
 
 
-def meet_in_folder(folder: str | None, stack: ExitStack) -> Rendezvous:
-    """The meeting in this folder, or in a new one that `stack` removes. Raises `ConfigError` if others may enter it."""
+def rendezvous_in(folder: str | None, stack: ExitStack) -> Rendezvous:
+    """The ranks' rendezvous in this folder, or in a new one that `stack` removes.
+
+    Raises `ConfigError` if others may enter it.
+    """
     if folder is None:
         folder = make_socket_folder("amusd-ranks-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -187,7 +190,7 @@ def meet_in_folder(folder: str | None, stack: ExitStack) -> Rendezvous:
     return Rendezvous(folder)
 
 
-def _meet_apart(store: Any, config: RunConfig, own: RankInfo) -> tuple[RunConfig, Rendezvous]:
+def _rendezvous_apart(store: Any, config: RunConfig, own: RankInfo) -> tuple[RunConfig, Rendezvous]:
     address = config.transport.address
     assert address is not None, "`compose` has seen to it"
     host = address_towards(address)
@@ -214,22 +217,22 @@ def own_device(config: RunConfig, own: RankInfo) -> str:
     return f"cuda:{own.local_rank % num_gpus}" if num_gpus else "cpu"
 
 
-def _run_target(command: str, config: RunConfig, meeting: Rendezvous, store: Any) -> int:
+def _run_target(command: str, config: RunConfig, rendezvous: Rendezvous, store: Any) -> int:
     def make_engine(wanted: EngineConfig, events: str | None) -> Engine:
         from amusd.engine import Engine
 
-        store.set(ADDRESS, meeting.address)
-        drafts = DraftSource(wanted, draft_address(wanted, meeting)) if wanted.drafters else None
-        return Engine.connect(wanted, drafts, Recorder("target", events), meeting=meeting)
+        store.set(ADDRESS, rendezvous.address)
+        drafts = DraftSource(wanted, draft_address(wanted, rendezvous)) if wanted.drafters else None
+        return Engine.connect(wanted, drafts, Recorder("target", events), rendezvous)
 
     with closing(Jobs(command, make_engine)) as jobs:
         return jobs.run(config)
 
 
-def draft_address(config: EngineConfig, meeting: Rendezvous) -> str:
-    """Where the draft listens, by default the last rank's."""
+def draft_address(config: EngineConfig, rendezvous: Rendezvous) -> str:
+    """The address at which the draft listens, by default the last rank's."""
     named = config.draft_address or config.transport.address
-    return named or address_in(meeting.address, config.transport, link_devices(config))
+    return named or address_in(rendezvous.address, config.transport, link_devices(config))
 
 
 def is_over(store: Any) -> bool:

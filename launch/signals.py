@@ -36,7 +36,8 @@ def raise_on_signals() -> None:
         for number in _SIGNALS:  # not by `SIG_IGN`, of which Python complains where a signal has just arrived
             signal.signal(number, lambda _number, _frame: None)
         threading.Thread(target=_end, args=(signum,), name="end", daemon=True).start()
-        if _is_loading("torch"):  # nothing is to be saved yet, and C++ answers an exception with a page of text
+        is_loading = getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False)
+        if is_loading:  # nothing is to be saved yet, and C++ answers an exception with a page of text
             os.write(sys.stderr.fileno(), b"amusd: interrupted\n")
             os._exit(128 + signum)
         raise KeyboardInterrupt(signum)
@@ -66,11 +67,6 @@ def end_with_parent() -> None:
 def _end(signum: int) -> None:
     time.sleep(GRACE_SECONDS)
     os._exit(128 + signum)
-
-
-def _is_loading(module: str) -> bool:
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
 
 
 def exit_code_of(work: Callable[[], int]) -> int:

@@ -1,11 +1,14 @@
-"""The lines for people that some code logs."""
+"""The lines for people: those that some code logs, and the one that a mistake is refused with."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
+from amusd.errors import ConfigError
 from amusd.logs import logger, warn_once
 
 
@@ -23,3 +26,12 @@ def logged() -> Iterator[list[str]]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """The one line that `work` is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        work()
+    line = str(caught.value)
+    assert "\n" not in line
+    return line

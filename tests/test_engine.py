@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -11,12 +10,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from lines import logged
+from lines import logged, refusal
 from models import tiny
 from oracle import always_right, always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, plain_engine, reference
 from table_model import TableTokenizer
 
+from amusd.commands import run_command
 from amusd.commands.job import Job
 from amusd.config import DecodingConfig, EngineConfig, RunConfig, SamplingParams, TargetConfig
 from amusd.console import Console
@@ -27,7 +27,6 @@ from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 from amusd.workload import prompts_of
-from launch.commands import run_command
 
 TEXT = "deafbead"
 FACTORY, RIGHT = oracle(60, right_with_probability(0.7, 1)), oracle(60, always_right())
@@ -110,25 +109,18 @@ def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(commands: Command
 def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tmp_path: Path) -> None:
     tiny.tiny_config("LlamaConfig").save_pretrained(tmp_path)  # with two key heads, and without weights
     config = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), target_tensor_parallel_size=3)
-    drafts, meeting = Mock(), Mock()
+    drafts, rendezvous = Mock(), Mock()
     with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=3: .* allowed: 1 to 2$"):
-        Engine.connect(config, drafts, Recorder("target"), meeting=meeting)
+        Engine.connect(config, drafts, Recorder("target"), rendezvous)
     drafts.stop.assert_called_once_with()
     drafts.tell.assert_not_called()
-    meeting.stop.assert_called_once_with()
+    rendezvous.stop.assert_called_once_with()
 
 
 # Lists of prompts, defaults, and the mistakes of callers from Python
 
 TURN = "expected a mapping with the texts 'role' and 'content'"
 PROMPTS = "expected a text, turns of a conversation, or token ids"
-
-
-def one_line_of(make: Callable[[], Any]) -> str:
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +138,7 @@ def one_line_of(make: Callable[[], Any]) -> str:
     ],
 )
 def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
-    assert one_line_of(lambda: plain_engine().generate(prompt)) == message
+    assert refusal(lambda: plain_engine().generate(prompt)) == message
 
 
 @pytest.mark.parametrize("prompt", ["aY", [{"role": "user", "content": "aY"}]], ids=["text", "turns"])
@@ -154,7 +146,7 @@ def test_a_text_with_a_token_that_the_model_lacks_names_it(prompt: Any) -> None:
     engine = plain_engine()
     engine.tokenizer = TableTokenizer(VOCAB_SIZE + 1)
     message = "prompt: its text has the tokenizer's token b'Y', which the model lacks"
-    assert one_line_of(lambda: engine.generate(prompt)) == message
+    assert refusal(lambda: engine.generate(prompt)) == message
 
 
 @pytest.mark.parametrize(
@@ -167,13 +159,13 @@ def test_a_text_with_a_token_that_the_model_lacks_names_it(prompt: Any) -> None:
     ],
 )
 def test_an_argument_of_another_kind_is_one_line(options: dict[str, Any], message: str) -> None:
-    assert one_line_of(lambda: plain_engine().generate("a", **options)) == message
+    assert refusal(lambda: plain_engine().generate("a", **options)) == message
 
 
 @pytest.mark.parametrize("models", [{"target": 5}, {"target": None}, {"drafter": {"kind": "ngram"}}], ids=str)
 def test_a_model_of_another_kind_is_one_line(models: dict[str, Any]) -> None:
     [(name, value)] = models.items()
-    assert one_line_of(lambda: Engine.launch(**models)) == f"{name}={value}: expected a kind, a folder or a hub name"
+    assert refusal(lambda: Engine.launch(**models)) == f"{name}={value}: expected a kind, a folder or a hub name"
 
 
 def test_an_array_is_token_ids() -> None:
@@ -192,7 +184,7 @@ def test_an_array_is_token_ids() -> None:
 def test_a_drafter_that_cannot_be_is_one_line(drafter: str, policy: str, rule: Any, message: str) -> None:
     asked, decoding = SamplingParams(temperature=1, acceptance=rule), DecodingConfig(policy=policy)
     with pair(dict.fromkeys(("oracle", "synthetic", "cascade"), RIGHT)) as (engine, _):
-        found = one_line_of(lambda: engine.generate("a", asked, decoding=decoding, drafter=drafter))
+        found = refusal(lambda: engine.generate("a", asked, decoding=decoding, drafter=drafter))
         assert found.startswith(message)
 
 
@@ -204,12 +196,12 @@ def test_a_list_of_prompts_gives_the_list_of_their_answers() -> None:
         answers = engine.generate((letters, letters), [params(2), params(5)])
         assert [len(answer.token_ids) for answer in answers] == [2, 5]
         assert engine.generate([]) == []
-        message = one_line_of(lambda: engine.generate([letters, letters], [params(2)]))
+        message = refusal(lambda: engine.generate([letters, letters], [params(2)]))
     assert message == "params: 1 for 2 prompts; give one for all, or one for each"
 
 
 def test_an_engine_without_a_drafter_decodes_plainly() -> None:
     answer = plain_engine().generate(PROMPT, params(5))
     assert (answer.mode, answer.token_ids) == ("autoregressive", reference(5)[len(PROMPT) :])
-    message = one_line_of(lambda: plain_engine().generate(PROMPT, decoding=DecodingConfig(mode="synchronous")))
+    message = refusal(lambda: plain_engine().generate(PROMPT, decoding=DecodingConfig(mode="synchronous")))
     assert message == "mode=synchronous: this engine has no drafter; allowed: autoregressive"

@@ -1,4 +1,47 @@
-"""The work of each `amusd COMMAND`: `run` in the module of its name, which gets a `Job`, or a folder.
+"""The commands of `amusd`, each a module of its name here, which is imported when it runs.
 
-`launch/commands.py` lists them.
+Its function `run` gets a `Job`, or a folder.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A command, as the command line knows it."""
+
+    help: str
+    takes: str = ""
+    """Arguments in place of `KEY=VALUE ...`; the first is a folder."""
+    computes: bool = True
+    """Whether it computes passes. A command that takes a folder does not."""
+    has_result: bool = True
+    """Whether it ends with a result: then it can be swept, and its events are kept."""
+    has_folder: bool = True
+    """Whether it leaves a run directory."""
+    needs_prompts: bool = False
+
+
+COMMANDS: Mapping[str, Command] = {
+    "generate": Command(
+        "stream one answer to the terminal, or answer a file of prompts into a file", needs_prompts=True
+    ),
+    "serve": Command("answer over HTTP as OpenAI's servers do, and in a browser, until a signal", has_result=False),
+    "draft": Command("draft for targets elsewhere until a signal", has_result=False, has_folder=False),
+    "compare": Command("all modes on the same prompts, in one table", needs_prompts=True),
+    "simulate": Command("what each mode would gain, from given times or those of a run", computes=False),
+    "bench": Command("what one pass, one draft step and one message cost here, beside their floors"),
+    "trace": Command("what a run did: a timeline for Perfetto, a picture, and times", takes="RUN_DIR [sequence=N]"),
+    "doctor": Command("what will and will not work on this machine, and why", has_result=False, has_folder=False),
+    "keys": Command("write the keys of a link between two machines to a new folder", takes="FOLDER"),
+    "export-draft": Command("write the embedded draft to a new folder, as a transformers checkpoint", takes="FOLDER"),
+}
+
+
+def run_command(name: str, *given: object) -> int:
+    """Exit code of `run` in the command's module. `given`: a `Job`, or a folder and the arguments behind it."""
+    module = import_module(f"{__name__}.{name.replace('-', '_')}")
+    return int(module.run(*given))

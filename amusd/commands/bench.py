@@ -44,10 +44,11 @@ NUM_ROUNDS = 9
 NUM_MESSAGES = 2000
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8
-"""In a row, as in a chain: only the first finds its weights displaced by the target's."""
+"""Steps in a row, as in a chain: only the first has to read its weights anew after a pass of the target."""
 NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
+Drafts: TypeAlias = Mapping[str, ModelRunner]
 Generate: TypeAlias = Callable[[Sequence[int], int], object]
 """Plain decoding by transformers: a prompt, and the number of tokens."""
 _LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
@@ -58,7 +59,7 @@ class Work(NamedTuple):
 
     run: Callable[[], object]
     weight_bytes: int
-    """What a step of it reads at least."""
+    """Bytes that a step reads at least."""
     num_steps: int = 1
 
 
@@ -128,11 +129,7 @@ def measure_links(
 
 
 def measure_models(
-    target: ModelRunner,
-    drafts: Mapping[str, ModelRunner],
-    generate: Generate | None,
-    prompt: Sequence[int],
-    busy: Surrounding,
+    target: ModelRunner, drafts: Drafts, generate: Generate | None, prompt: Sequence[int], busy: Surrounding
 ) -> tuple[dict[str, Any], list[str]]:
     """Figures of passes, draft steps and plain decoding, and parts of a report that shows them beside their floors."""
     bandwidth, work = read_bandwidth(str(target.device)), dict(_passes_and_steps(target, drafts, prompt))
@@ -142,16 +139,13 @@ def measure_models(
     def figures_of(model: ModelRunner) -> dict[str, Any]:
         return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
 
-    def by_width(ms: Mapping[str, float], name: str) -> dict[str, float]:
-        return {str(width): ms[f"{name}, {width} rows"] for width in WIDTHS}
-
     figures = {
         "target": {
             **figures_of(target),
             "implementation": target.implementation,
             "context": len(prompt),
-            "forward_ms": by_width(alone, "target"),
-            "beside_ms": by_width(slowed, "target"),
+            "forward_ms": _by_width(alone, "target"),
+            "beside_ms": _by_width(slowed, "target"),
             "forward_ms_fixed": alone["target, fixed width"],
             "bandwidth_gb_s": bandwidth,
             "ms_per_token": plain["amusd"],
@@ -161,8 +155,8 @@ def measure_models(
                 **figures_of(model),
                 "step_ms": alone[f"draft step, {name}"],
                 "step_beside_ms": slowed[f"draft step, {name}"],
-                "tree_ms": by_width(alone, f"draft step, {name}, tree"),
-                "tree_beside_ms": by_width(slowed, f"draft step, {name}, tree"),
+                "tree_ms": _by_width(alone, f"draft step, {name}, tree"),
+                "tree_beside_ms": _by_width(slowed, f"draft step, {name}, tree"),
             }
             for name, model in drafts.items()
         },
@@ -176,9 +170,11 @@ def measure_models(
     ]
 
 
-def _passes_and_steps(
-    target: ModelRunner, drafts: Mapping[str, ModelRunner], prompt: Sequence[int]
-) -> Iterator[tuple[str, Work]]:
+def _by_width(ms: Mapping[str, float], name: str) -> dict[str, float]:
+    return {str(width): ms[f"{name}, {width} rows"] for width in WIDTHS}
+
+
+def _passes_and_steps(target: ModelRunner, drafts: Drafts, prompt: Sequence[int]) -> Iterator[tuple[str, Work]]:
     rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
     bucketed = replace(target, options=replace(target.options, numerics=rule))
     yield from ((f"target, {width} rows", one_pass(bucketed, prompt, width)) for width in WIDTHS)

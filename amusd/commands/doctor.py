@@ -33,7 +33,7 @@ PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "st
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 _MARKS = {True: "ok", False: "FAIL", None: ""}
 _NOTICEABLE = 1.1
-"""Slow-down of a pass from which it is said what that means."""
+"""Slow-down of a pass that a finding warns of."""
 
 Finding: TypeAlias = tuple[str, bool | None, str]
 """One line of the report: its name, whether all is well (None: neither good nor bad), and its text."""

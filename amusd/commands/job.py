@@ -1,4 +1,4 @@
-"""What a command gets, and what becomes of its result."""
+"""The input of a command, and the end of its run: result, notes, exit code."""
 
 from __future__ import annotations
 

@@ -10,12 +10,9 @@ from typing import Any, TypeAlias
 from amusd.commands.tables import Row, row_name
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
-from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.events import TargetPass
-from amusd.tracing.timeline import Timeline
+from amusd.tracing.timeline import Fate, Timeline
 
 Figure: TypeAlias = Any
-Axes: TypeAlias = Any
 
 INK, FAINT, PASS = "#1b1f24", "#eeeeee", "#c9c9c9"
 COLOURS = {
@@ -78,7 +75,7 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    passes = [event for _, part in answers for event in part.target if isinstance(event, TargetPass)]
+    passes = [event for _, part in answers for event in part.passes]
     shown_ms = NUM_PASSES * statistics.median(event.duration_ns for event in passes) / 1e6 if passes else 1.0
     figure, _ = subplots(9.0, 0.7 + 1.25 * len(answers), rows=len(answers))
     for axes, (name, part) in zip(figure.axes, answers, strict=True):
@@ -92,8 +89,8 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def _draw_tracks(axes: Axes, part: Timeline, shown_ms: float) -> None:
-    passes = [event for event in part.target if isinstance(event, TargetPass)]
+def _draw_tracks(axes: Any, part: Timeline, shown_ms: float) -> None:
+    passes = part.passes
     begin_ns = min((event.start_ns for event in passes), default=0)
     has_draft = bool(part.draft)
 
@@ -108,7 +105,7 @@ def _draw_tracks(axes: Axes, part: Timeline, shown_ms: float) -> None:
         left, width = span(event)
         if left + width <= shown_ms:
             axes.text(left + width / 2, 1.4, f"+{event.num_tokens}", ha="center", va="center", fontsize=8)
-    for step, fates in judge_steps(*part):
+    for step, fates in part.steps():
         bottom = 0.0
         for fate, (colour, _) in FATES.items():
             height = 0.8 * fates[fate] / max(1, step.num_tokens)

@@ -1,4 +1,4 @@
-"""What each kind of drafter can do. Refusals and the table of `docs/drafters.md` follow from it."""
+"""The abilities of each kind of drafter. Refusals and the table of `docs/drafters.md` follow from it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def kinds_with(ability: str) -> tuple[str, ...]:
     return tuple(kind for kind, can in CAPABILITIES.items() if getattr(can, ability))
 
 
-def runs_ahead(kind: str | None) -> bool:
-    """Whether a drafter of this kind works in asynchronous mode. True for unknown kinds."""
-    return CAPABILITIES.get(kind or "", Capabilities()).runs_ahead
+def capabilities_of(kind: str | None) -> Capabilities:
+    """The abilities of a drafter of this kind, or the defaults."""
+    return CAPABILITIES.get(kind or "", Capabilities())
 
 
 def check_runs_ahead(kind: str | None, decoding: DecodingConfig) -> None:
     """Raise `ConfigError` for a drafter that cannot run ahead."""
-    if decoding.mode == "asynchronous" and not runs_ahead(kind):
+    if decoding.mode == "asynchronous" and not capabilities_of(kind).runs_ahead:
         needed = "whose hidden states of the committed text it needs: use mode=synchronous"
         raise ConfigError(f"drafter={kind}: cannot run ahead of the target, {needed}")

@@ -32,7 +32,7 @@ class WorkloadConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(Settings):
-    """What `amusd compare` runs beside plain decoding."""
+    """The drafters and schedules that `amusd compare` runs beside plain decoding."""
 
     section = "compare"
 
@@ -101,7 +101,7 @@ class RayConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateConfig(Settings):
-    """What `amusd simulate` assumes beyond `accept`, `verify_ms`, `draft_ms` and `delay_ms`, and what it tries."""
+    """Assumptions of `amusd simulate` beside those at the top level (`verify_ms`), and the values that it tries."""
 
     section = "simulate"
 
@@ -114,7 +114,7 @@ class SimulateConfig(Settings):
     sequence_ms: Amount = 0.0
     """Added to a target pass for each sequence beyond the first (its cache); a draft step grows by the same share."""
     knee_rows: Count | None = None
-    """Rows beyond which a pass or step costs in proportion, and below which they are free; None: never, and each
+    """Rows of a pass or step that are free; beyond them its time grows in proportion. None: no such limit, and each
     further node of a draft step costs as calibrated, else 0.06 times the draft's time for one token.
     """
     num_tokens: Count = 256

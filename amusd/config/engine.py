@@ -1,4 +1,4 @@
-"""What an engine is built from: models, link, devices, numerics."""
+"""The settings of an engine: models, link, devices, numerics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT_DRAFTERS: Mapping[str, str] = {
     "synthetic": "drafter=synthetic: none is named, and the target's weights are random; drafter.accept says how "
     "often it is right",
 }
-"""What to tell a user who named no drafter where the embedded one does not fit, by the kind taken instead."""
+"""The line for a user who named no drafter, by the kind that is taken where the embedded one does not fit."""
 _OF_ONE_KIND = {
     **dict.fromkeys(("inner", "inner_device"), "cascade"),
     **dict.fromkeys(("factory", "options"), "custom"),
@@ -223,7 +223,7 @@ class EngineKeys(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(EngineKeys):
-    """What an engine is built from: models, link, devices, numerics."""
+    """All settings of an engine."""
 
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
     """Drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
@@ -253,7 +253,7 @@ class EngineConfig(EngineKeys):
 
     @property
     def draft_address(self) -> str | None:
-        """Where an `amusd draft` serves this target; None: it starts its own draft."""
+        """Address of the `amusd draft` that serves this target; None: it starts its own draft."""
         return self.drafters[0].address if self.drafters else None
 
     @property

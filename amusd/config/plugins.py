@@ -45,7 +45,7 @@ def load_function(key: str, named: str) -> Callable[..., Any]:
 
 
 def call(key: str, named: str, kinds: tuple[Any, ...], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What a function of the user's returns. Raises `ConfigError`, one line, unless it is of one of these kinds."""
+    """Call a user's function; return its result. Raises `ConfigError`, one line, if that has none of these kinds."""
     with failing_in_one_line(key, named):
         made = function(*args, **options)
     if not isinstance(made, kinds):

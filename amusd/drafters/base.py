@@ -28,9 +28,9 @@ class Expansion:
     nodes: Sequence[Node]
     """The root alone, or nodes whose parents were computed; of a chain the last one."""
     num_tokens: int = 1
-    """Tokens of a chain that are worth calls of a model."""
+    """Most tokens of a chain that a model is called for."""
     room: int = 1
-    """The most tokens behind a chain."""
+    """Most tokens of a chain, looked-up ones included."""
 
     @property
     def path(self) -> list[int]:
@@ -63,7 +63,7 @@ class Drafter:
     max_length: int | None = None
     """Longest sequence; None: any. Beyond it the target goes on alone."""
     tokens_per_replay = 1
-    """Tokens of a chain per step where none is urgent: a GPU makes several in less time."""
+    """Tokens of a chain in a step when none is urgent: a GPU makes several faster than one by one."""
     is_ready = True
     """Whether it can guess; False: it waits for features of what is committed."""
     draws = True

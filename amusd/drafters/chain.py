@@ -1,9 +1,10 @@
-"""The text of a chain in a model's cache, and the tokens that the model chooses behind it.
+"""Drafts a chain: holds the text of a sequence in a model's cache, and appends the tokens that the model chooses.
 
     token_ids   the committed tokens, and the path behind them
     cache       keys and values of the text's first tokens, all but the last at most, so that a pass has an input
 
-Where a long enough suffix has occurred before, prompt lookup proposes instead, which is right more often and free.
+If a long enough suffix of the text has occurred before, prompt lookup proposes what followed it. That is free, and
+right more often than the model.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ class ChainText:
         self._cache.truncate(0)
 
     def go_to(self, part: Expansion) -> Sequence[int]:
-        """Make the text the committed tokens and the path of `part`; returns what followed it before, up to the room.
+        """Set the text to the committed tokens and the path of `part`; return what is looked up, up to the room.
 
-        The model reads what is looked up with its next step.
+        The model reads looked-up tokens with its next step.
         """
         path = part.path
         self._replace(self._base, [*self._committed[self._base :], *path])
@@ -82,12 +83,11 @@ class ChainText:
         token_ids, wanted = model_ids(self._model, [*self.token_ids[start:], *candidates]), None
         if self._sampler is not None:
             self._sampler.see(self.token_ids)
-            words = self._sampler.rows(start, token_ids, num_steps=steps)
-            wanted = SamplerRows(self._sampler.sampler, words)
+            wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(start, token_ids, num_steps=steps))
         return Rows(token_ids, self._cache, wanted)
 
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
-        """Append the tokens that a pass over `rows` chose, which are returned; none if not finite.
+        """Append and return the tokens that a pass over `rows` chose; none if logits are not finite.
 
         They are the choices along `candidates` and one more, then those of further `steps`.
         """
@@ -118,8 +118,8 @@ class ChainText:
         column, _ = output.sample(row)
         if isinstance(self._sampler, DraftSampler):
             assert output.wanted is not None
-            logits, words = output.logits[row : row + 1], output.wanted.inputs[row : row + 1]
-            column, drawn_from = self._sampler.draw(logits, words)
+            logits, inputs = output.logits[row : row + 1], output.wanted.inputs[row : row + 1]
+            column, drawn_from = self._sampler.draw(logits, inputs)
             self._drawn.append(drawn_from)
         return column if self._output_ids is None else self._output_ids[column]
 
@@ -140,9 +140,9 @@ def model_ids(model: ModelRunner, token_ids: Sequence[int]) -> list[int]:
 
 
 def chain_step(model: ModelRunner, texts: Sequence[ChainText], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-    """What is looked up behind each path, or as many tokens as are worth passes, which the texts share.
+    """The tokens that are looked up behind each path; where none are, those of passes that the texts share.
 
-    Fewer tokens where logits are not finite.
+    There are fewer where logits are not finite.
     """
     found = [[*text.go_to(part)] for text, part in zip(texts, parts, strict=True)]
     left = [0 if tokens else part.num_tokens for tokens, part in zip(found, parts, strict=True)]

@@ -68,7 +68,8 @@ def _load(
     if config.kind == "custom":
         return load_own(config, engine, device), None, None
     if config.kind == "ngram":
-        return _ngram_factory(config), None, None
+        earlier = EarlierAnswers(config.remember)
+        return lambda number: [NgramDrafter(config.min_lookup or 1, earlier) for _ in range(number)], None, None
     model, tokenizer = load_draft_model(config, engine, device)
     if not isinstance(model, ModelRunner):
         return lambda number: [BlockDrafter(model) for _ in range(number)], model, tokenizer
@@ -85,22 +86,14 @@ def _load_inner(
     config: DrafterConfig, engine: EngineConfig, device: str, middle: ModelRunner, tokenizer: Tokenizer | None
 ) -> DrafterFactory:
     """The factory of a cascade's inner drafters. Raises `ConfigError` if they cannot draft for `middle`."""
-    inner = config.stages[1]
-    if inner.kind == "ngram":
-        return _ngram_factory(inner)
-    model, own = load_draft_model(inner, engine, device)
-    assert isinstance(model, ModelRunner), "the configuration allows no other inner drafter"
-    said = f"drafter.inner={config.inner}"
-    if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
-        raise ConfigError(f"{said}: its tokenizer differs from that of {config.model}")
-    if model.num_ids > middle.num_ids:
-        raise ConfigError(f"{said}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})")
-    return model_factory(inner, model)
-
-
-def _ngram_factory(config: DrafterConfig) -> DrafterFactory:
-    earlier = EarlierAnswers(config.remember)
-    return lambda number: [NgramDrafter(config.min_lookup or 1, earlier=earlier) for _ in range(number)]
+    factory, model, own = _load(config.stages[1], engine, device, None)
+    if model is not None:
+        said = f"drafter.inner={config.inner}"
+        if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
+            raise ConfigError(f"{said}: its tokenizer differs from that of {config.model}")
+        if model.num_ids > middle.num_ids:
+            raise ConfigError(f"{said}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})")
+    return factory
 
 
 def cascade_factory(middle: ModelRunner, make_inner: DrafterFactory) -> DrafterFactory:

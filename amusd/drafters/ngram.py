@@ -1,10 +1,10 @@
-"""Drafts what followed the last tokens before: alone (prompt lookup), or mixed with a small model's guesses.
+"""Looks the last tokens up in the text, and drafts what followed them: alone, or mixed with a small model's guesses.
 
-The last tokens are looked up in the text and, if asked, in earlier answers. The likeliest to follow is what followed
-the longest match, or the latest of equally long ones.
+Earlier answers are searched as well, if asked. The best guess is what followed the longest match, and of equally long
+ones the latest.
 
-Let a small model give a token the probability q. If the token followed the last n tokens before, its weight is
-exp(bias) q^slope or q, whichever is greater; `WEIGHTS` has the bias and the slope for each n.
+In a mixture, q is the small model's probability of a token. If the token has followed the last n tokens before, its
+weight is the greater of q and exp(bias) q^slope. `WEIGHTS` has the bias and the slope for each n.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
@@ -27,8 +27,8 @@ _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
 WEIGHTS = tuple(zip(_BIASES, _SLOPES, strict=True))
 """Bias and slope of what followed a suffix of one, two ... or more tokens.
 
-Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last ones are for loops, which that text
-lacks.
+Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last ones are for loops, since that text
+has none.
 """
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
 """`CHANCES[n]`: how often what followed a suffix of n tokens (the last: or more) follows again; embedded target."""

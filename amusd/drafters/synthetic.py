@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from typing_extensions import Self
 
-from amusd.drafters.base import Drafter, Expansion, chain_of, path_to
+from amusd.drafters.base import Expansion, chain_of, path_to
 from amusd.drafters.model import ModelDrafter
 from amusd.models.kv_cache import KVCache
 from amusd.protocol import prefix_hash
-from amusd.protocol.draft_session import Guesses, Transition
+from amusd.protocol.draft_session import Guesses
 from amusd.runner.model_runner import ModelRunner
 
 Schedule = Callable[[int], bool]
@@ -46,7 +46,7 @@ def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[f
     return tuple(weights)
 
 
-class SyntheticDrafter(Drafter):
+class SyntheticDrafter(ModelDrafter):
     """Replaces what `model` guesses; the model spends the time.
 
     The same text gives the same right and wrong positions in every mode. Where the answer departs from the reference
@@ -55,8 +55,7 @@ class SyntheticDrafter(Drafter):
 
     def __init__(self, model: ModelRunner, accept: float, *, cache: KVCache | None = None) -> None:
         """`cache`: see `ModelDrafter`."""
-        self.inner = ModelDrafter(model, cache=cache)
-        self.max_length, self.tokens_per_replay = self.inner.max_length, self.inner.tokens_per_replay
+        super().__init__(model, cache=cache)
         self._accept = accept
         self.set_reference(())
 
@@ -66,37 +65,21 @@ class SyntheticDrafter(Drafter):
         self._seed = functools.reduce(prefix_hash.extend, self._reference, prefix_hash.EMPTY)
         self._is_first = right_with_probability(self._accept, self._seed)
 
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """See `Drafter`."""
-        super().open(token_ids, capacity, fan_out)
-        self.inner.set_distribution(self.distribution)
-        self.inner.open(token_ids, capacity, fan_out)
-
     @classmethod
     def step(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """As many tokens of a chain as the model proposes, or a tree's guesses."""
-        found = ModelDrafter.step([drafter.inner for drafter in drafters], parts)
+        found = super().step(drafters, parts)
         return [drafter.replaced(part, own) for drafter, part, own in zip(drafters, parts, found, strict=True)]
 
     def replaced(self, part: Expansion, found: Sequence[Guesses]) -> Sequence[Guesses]:
         """The guesses in the place of those that the model `found`."""
         if self.fan_out > 1:
             return [self.guesses(path_to(part.root, node)) for node in part.nodes]
-        self.inner.take_draft_probs()  # the tokens are certain, not drawn from the model's rows
+        self.take_draft_probs()  # the tokens are certain, not drawn from the model's rows
         start = self.length + len(part.path)
         tokens = [self._token_at(position) for position in range(start, start + len(found))]
-        self.inner.text.token_ids[start:] = tokens  # or the next step would take the model's own ones back
+        self.text.token_ids[start:] = tokens  # or the next step would take the model's own ones back
         return chain_of(tokens)
-
-    def follow(self, transition: Transition) -> None:
-        """See `Drafter`."""
-        super().follow(transition)
-        self.inner.follow(transition)
-
-    def forget(self) -> None:
-        """See `Drafter`."""
-        super().forget()
-        self.inner.forget()
 
     def guesses(self, path: Sequence[int]) -> Guesses:
         """A tree's guesses behind the committed tokens and `path`."""

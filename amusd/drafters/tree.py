@@ -72,7 +72,7 @@ class TreeSlots:
             self._paths = {node: path[num_joined:] for node, path in self._paths.items()}
 
     def look_up(self) -> tuple[Sequence[int], float]:
-        """What followed the longest suffix before."""
+        """The tokens that followed the longest suffix before."""
         found = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)[0]
         return found, LOOKUP_WEIGHT if found else 0.0
 
@@ -97,8 +97,8 @@ class TreeSlots:
         try:
             output.check()
             outputs = None if output.outputs is None else output.outputs[-number:]
-            words = output.wanted.inputs[-number:]
-            return self._ranking.rank(output.logits[-number:], words, self._mixtures, outputs)
+            inputs = output.wanted.inputs[-number:]
+            return self._ranking.rank(output.logits[-number:], inputs, self._mixtures, outputs)
         except NotFiniteError as error:
             say_not_finite(error)
             self._model.wipe(self._cache)  # what was committed behind the prompt is lost, too: it costs guesses
@@ -121,8 +121,8 @@ class TreeSlots:
         if behind:
             self._ranking.see(self._committed)
             others = len(tokens) - len(behind)
-            words = self._ranking.rows_behind(len(self._committed), behind, self._mixtures, others)
-            wanted = SamplerRows(self._ranking.sampler, words)
+            inputs = self._ranking.rows_behind(len(self._committed), behind, self._mixtures, others)
+            wanted = SamplerRows(self._ranking.sampler, inputs)
         slots = Paths(self._prefix[: self._num_computed], paths)
         return Rows(model_ids(self._model, tokens), self._cache, wanted, paths=slots)
 

@@ -3,8 +3,8 @@
 acceptance          accepted / tested candidates; those after a rejected one were not tested
 tokens_per_second   committed tokens per second, waits included
 candidate_seconds   time waited per candidate; the first one after an unforeseen verdict takes longer
-lead_gain           tokens that one more candidate at its beginning would bring a pass; 0 if full or none could
-                    come
+lead_gain           tokens that a pass would gain by one more candidate at its beginning; 0 if it was full, or
+                    none could come
 chances             probability, for each candidate at hand, that it and those before it are accepted: the draft's
                     own estimate, corrected by its first candidates' acceptance; else a power of the acceptance
 """
@@ -29,15 +29,15 @@ FORGETTING = 0.98
 STEP_DONE = 0.5
 """Average part of the draft's step that is done when the target could begin."""
 PRIOR_WAITS = 0.3
-"""Weight of what the draft says of its steps, in candidates: waits that were in vain must not end all waiting."""
+"""Weight of the step times that the draft reports, in candidates; they keep waits in vain from ending all waiting."""
 LONGEST_WAIT = 3.0
-"""Longest wait, and most that one counts, in usual waits: one stall of the machine must not end all waiting.
+"""A wait ends, and counts, at this many usual waits, so that one stall of the machine does not end all waiting.
 
 The usual wait is the mean weighted by length.
 """
 ROW_MEMORY = 0.98
 OUTLIER = 5.0
-"""A pass or step this many times as long as usual, for each row if it has more, was held up by something else."""
+"""A pass or step that takes this many times the usual time, and time per row, was held up by something else."""
 DRAFT_ROW_SHARE = 0.06
 """Assumed row share of a draft step before steps of different sizes."""
 ROW_FORGETTING = 0.99
@@ -244,9 +244,9 @@ class DraftingSwitch:
     A draft that is hardly ever right shares memory, power or a host with the target, and widens passes. In a rest the
     target tells it nothing and decodes alone.
 
-    One short rest is tried early, unless drafting yields more than plain decoding could: `MOST_SLOWDOWN` tokens in the
-    time of the quickest pass. Later a rest is tried if drafting yields less than plain decoding did, or than one token
-    in that time. Each rest ends, because text changes.
+    One short rest is tried early, unless drafting yields `MOST_SLOWDOWN` tokens in the time of the quickest pass, which
+    plain decoding cannot. Later, a rest is tried if drafting yields less than plain decoding did, or less than one
+    token in that time. Each rest ends, because text changes.
     """
 
     def __init__(self) -> None:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from amusd.config import (
-    CAPABILITIES,
-    MAX_FAN_OUT,
-    Capabilities,
-    DecodingConfig,
-    SamplingParams,
-    check_runs_ahead,
-    runs_ahead,
-)
-from amusd.config.capabilities import kinds_with
+from amusd.config import MAX_FAN_OUT, DecodingConfig, SamplingParams
+from amusd.config.capabilities import capabilities_of, check_runs_ahead, kinds_with
 from amusd.config.plugins import call, load_function
 from amusd.errors import ConfigError
 from amusd.policies import schedules
@@ -88,7 +80,7 @@ def choose_schedule(
     check_kind("decoding", decoding, DecodingConfig)
     name = next(iter(drafters), "") if drafter is None else drafter
     if decoding is None:
-        mode: Mode = "asynchronous" if runs_ahead(name) else "synchronous"
+        mode: Mode = "asynchronous" if capabilities_of(name).runs_ahead else "synchronous"
         decoding = DecodingConfig(mode=mode if drafters else "autoregressive")
     if decoding.mode == "autoregressive":
         return None, decoding
@@ -102,7 +94,7 @@ def choose_schedule(
 
 def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
     """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid."""
-    drafts_trees = CAPABILITIES.get(drafter or "", Capabilities()).tree
+    drafts_trees = capabilities_of(drafter).tree
     policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
     is_synchronous = decoding.mode == "synchronous"
     asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"

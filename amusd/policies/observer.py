@@ -11,7 +11,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import PassOutcome
 
 NEARLY = 0.9
-"""Part of the longest wait after which a wait was in vain: clocks are not exact."""
+"""A wait is in vain from this part of the longest wait on, because clocks are not exact."""
 
 
 UsedDrafter: TypeAlias = tuple[str | None, bool]
@@ -69,16 +69,16 @@ class Observer:
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
     def draft_joined(self) -> None:
-        """Wait for nothing before the draft, which takes in the answer, brings something."""
+        """Wait no more until a candidate comes: the draft has the whole answer to take in."""
         self._silent_at = 0
 
-    def held_up(self, ns: int) -> None:
+    def exclude(self, ns: int) -> None:
         """Leave out the time of another sequence's prompt."""
         if self._last_end_ns is not None:
             self._last_end_ns += ns
 
     def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
-        """What the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
+        """The view for the policy. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
         weights, num_candidates = session.weights, session.num_candidates
         waits = self._estimates.waits(num_candidates)
         return TargetView(

@@ -91,15 +91,15 @@ class ContinuousPolicy(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoPolicy(Policy):
-    """Finds how long to wait, how much to verify, and whether to draft at all (docs/branching.md).
+    """Decides by measured times how long to wait, how much to verify, and whether to draft (docs/branching.md).
 
-    One more candidate is worth waiting for if its gain exceeds the loss; for several sequences the sums count.
+    It waits for one more candidate if the gain exceeds the loss, both in tokens. For several sequences, sums count.
 
-        gain    a token, if the candidate and all before it are accepted
-        loss    the tokens committed in the time of the wait and of the candidate's row, and what is done of the draft's
-                step, since a pass that begins now keeps it for the next one
+        gain    the chance that the candidate and all before it are accepted
+        loss    the tokens that could be committed in the time of the wait and of the candidate's row, and the part of
+                the draft's step that is done: a pass that begins now leaves it to the next one
 
-    A wait is at most three times the usual one, and after a wait in vain none follows before a candidate has come.
+    A wait is at most three times as long as usual. After one in vain, it waits no more until a candidate has come.
     """
 
     max_wait_passes: float

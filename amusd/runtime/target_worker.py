@@ -144,7 +144,7 @@ class TargetWorker:
         end_ns = self.recorder.now_ns()
         sequence.metrics.prefilled(end_ns - start_ns)
         for other in self._prefilled():
-            other.observer.held_up(end_ns - start_ns)
+            other.observer.exclude(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
         if sequence.is_prefilled:
             self._send_features([sequence])

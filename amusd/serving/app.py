@@ -74,7 +74,7 @@ def _routes(service: Service) -> Starlette:
 
 
 async def _body(request: Request) -> bytes:
-    """The body. Raises `RequestError` for one that is too large, or that a page of another site can send."""
+    """The body. Raises `RequestError` if it is too large, or of a type that a page of another site can send."""
     where, content = f"{request.method} {request.url.path}", bytearray()
     if "json" not in request.headers.get("content-type", ""):
         raise RequestError(f"{where}: the body must be sent as Content-Type: application/json")

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from amusd.checkpoints.tokenizer import Prompt
 from amusd.config import MAX_TOP_LOGPROBS, SamplingParams
 from amusd.errors import ConfigError, ContextLengthError
-from amusd.settings import nearest, shown
+from amusd.settings import Share, nearest, shown
 from amusd.types import Mode
 
 COMPLETION_TOKENS = 16
@@ -94,7 +94,6 @@ class Message(Struct):
 
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 _Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 31)]
-_Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 _Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 _Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -111,11 +110,11 @@ class _Request(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] = 0
     """Above 0 only with `ignore_eos` and without `stop`."""
     temperature: Annotated[float, Meta(ge=0)] = 1.0
-    top_p: _Share = 1.0
+    top_p: Share = 1.0
     """0: the likeliest token."""
     top_k: Annotated[int, Meta(ge=-1)] = 0
     """0 or -1: all tokens."""
-    min_p: _Share = 0.0
+    min_p: Share = 0.0
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
@@ -223,7 +222,7 @@ def _has_no_effect(name: str, value: Any) -> bool:
 
 
 def _mistake(told: str) -> RequestError:
-    """What msgspec says, as `REASON - at $.messages[0].role`, in OpenAI's terms."""
+    """A message of msgspec, `REASON - at $.messages[0].role`, in OpenAI's terms."""
     reason, _, place = told.partition(" - at ")
     path = re.findall(r"\.(\w+)|\[(\d+)\]", place)
     missing = re.search("missing required field `(.*)`", reason)

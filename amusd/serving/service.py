@@ -202,7 +202,7 @@ def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` ended before the client left, which cancels it. The body has been read before."""
+    """Do `work`, and cancel it if the client leaves; return whether it ended. The body has been read before."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

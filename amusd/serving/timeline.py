@@ -54,7 +54,7 @@ async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenera
 
 
 def lines_of(event: Event) -> list[dict[str, Any]]:
-    """What listeners are told of an event."""
+    """The lines for listeners about an event."""
     match event:
         case TargetPass(num_judged=judged, num_accepted=accepted, num_tokens=tokens, num_alternatives=others):
             counts = {"candidates": judged, "accepted": accepted, "tokens": tokens, "alternatives": others}

@@ -14,17 +14,7 @@ from typing import TypeVar
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration, nearest
 from amusd.simulation.tokens import Trace
-from amusd.tracing.drafted import drafts_tree
-from amusd.tracing.events import (
-    DRAFT_WORK,
-    TARGET_WORK,
-    DraftPrefill,
-    DraftStep,
-    Event,
-    TargetPass,
-    VerdictTaken,
-    WholeSequence,
-)
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, DraftPrefill, DraftStep, Event, VerdictTaken, WholeSequence
 from amusd.tracing.messages import Flow
 from amusd.tracing.timeline import Timeline, read_timeline
 
@@ -66,13 +56,13 @@ def _costs_of(parts: Sequence[Timeline]) -> Costs:
     to_draft = _delay(chain.from_iterable(part.to_draft for part in parts), _work_of(draft, "draft_wait"))
     link = max((delay for delay in (to_target, to_draft) if delay is not None), default=0)
     draft_works_at, target_works_at = _work_of(draft, *DRAFT_WORK), _work_of(target, *TARGET_WORK)
-    tree_steps = _durations_by(_steps([part.draft for part in parts if drafts_tree(part.draft)], target_works_at))
-    steps = _steps([part.draft for part in parts if not drafts_tree(part.draft)], target_works_at)
+    tree_steps = _durations_by(_steps([part.draft for part in parts if part.has_tree], target_works_at))
+    steps = _steps([part.draft for part in parts if not part.has_tree], target_works_at)
     tokens = ((together, round(ns / num)) for num, together, ns in steps for _ in range(num))
     return Costs(
         passes=_durations_by(
             (event.num_scored, draft_works_at(event.start_ns), event.duration_ns)
-            for event in _of_kind(TargetPass, target)
+            for event in chain.from_iterable(part.passes for part in parts)
         ),
         draft_token=_duration_of(tokens) or tree_steps.get(min(tree_steps, default=0), NOTHING),
         tree_steps=tree_steps,
@@ -184,7 +174,7 @@ def _trace_of(part: Timeline) -> Trace:
     A pass tells it up to the first rejected candidate. A token that was committed before the draft's own arrived is
     compared when its verdict comes. A draft that proposed nothing was not right.
     """
-    passes = list(_of_kind(TargetPass, part.target))
+    passes = part.passes
     if not passes:
         return ()
     start = passes[0].start_length
@@ -196,7 +186,7 @@ def _trace_of(part: Timeline) -> Trace:
             known[end - done.num_accepted_alternatives] = False
         if done.has_rejected:
             known[end] = False
-    is_chain, base = not drafts_tree(part.draft), start
+    is_chain, base = not part.has_tree, start
     for event in part.draft:
         if isinstance(event, DraftPrefill):
             base = event.num_tokens
@@ -217,7 +207,7 @@ def _accept_next_of(parts: Sequence[Timeline]) -> float | None:
     After a rejected candidate, the draft had the target's token if another guess was right. All further guesses are
     taken to be equally good.
     """
-    trees = [part for part in parts if drafts_tree(part.draft)]
+    trees = [part for part in parts if part.has_tree]
     hits = [hit for part in trees for hit in _hits(part)]
     if not hits:
         return None
@@ -227,7 +217,7 @@ def _accept_next_of(parts: Sequence[Timeline]) -> float | None:
 
 def _hits(part: Timeline) -> Iterator[bool]:
     num_adopted = {verdict.committed_length: verdict.num_adopted for verdict in _of_kind(VerdictTaken, part.draft)}
-    for done in _of_kind(TargetPass, part.target):
+    for done in part.passes:
         if done.num_accepted_alternatives:
             yield True
         if done.has_rejected and num_adopted.get(done.committed_length, 2) < 2:  # else it had not guessed there

@@ -1,7 +1,7 @@
 """Virtual time for the two real workers, their link and their recorders.
 
 Times are whole nanoseconds, so that runs repeat exactly. The target is the main program; whenever its time passes, the
-draft works until it has come as far. A message is seen from its arrival on. At equal times the draft acts first.
+draft works until it has caught up. A message is seen from its arrival on. At equal times the draft acts first.
 
 The draft may act only while all that the target sends is known. Otherwise `NotYet` ends its act before any change, and
 it is begun again later.

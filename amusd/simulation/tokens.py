@@ -32,11 +32,6 @@ def draft_token(position: int, is_right: bool, place: int) -> int:
     return 2 * position if is_right else 2 * (position + place) + 1
 
 
-def vocab_size(num_tokens: int, num_places: int) -> int:
-    """Return how many ids answers of this length need, with `num_places` guesses at each position."""
-    return 2 * (num_tokens + num_places - 1)
-
-
 def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Answer, ...]:
     """Make answers in which exactly a share `accept` of all tokens is right, in runs of random order.
 

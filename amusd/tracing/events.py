@@ -134,7 +134,6 @@ class MessageEvent(Event, frozen=True, kw_only=True):
 
 DRAFT_WORK = ("draft_prefill", "draft_step", "advance", "rollback")
 TARGET_WORK = ("target_prefill", "target_pass")
-WAITS = ("target_wait", "draft_wait")
 
 EVENT_CLASSES: dict[str, type[Event]] = {
     **dict.fromkeys(get_args(EventName), Event),

@@ -123,7 +123,7 @@ class GenerationMetrics(TargetCounts):
             self.draft = progress
 
     def lost_draft(self) -> None:
-        """Count a lost draft. What it did is not known to its end."""
+        """Count a lost draft, and drop its counts, which are not complete."""
         self.num_draft_losses += 1
         self.draft = None
 

@@ -1,15 +1,21 @@
-"""A run's events read back: those of both workers, and the messages between them."""
+"""A run's events read back: those of both workers, the messages between them, and what became of each drafted token."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import convert, json
 
-from amusd.tracing.events import EVENT_CLASSES, Event
+from amusd.tracing.events import EVENT_CLASSES, DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
 from amusd.tracing.messages import Flow, match_messages
+
+Fate: TypeAlias = Literal["accepted", "overtaken", "wasted"]
+"""How a drafted token ended. `overtaken`: right, but the target chose it before the candidate could be judged."""
+
+Step: TypeAlias = tuple[DraftStep, dict[Fate, int]]
+"""A draft step, and the number of its tokens by fate."""
 
 
 class Timeline(NamedTuple):
@@ -28,13 +34,61 @@ class Timeline(NamedTuple):
         """The messages that the target received."""
         return match_messages(self.draft, self.target)
 
+    @property
+    def passes(self) -> list[TargetPass]:
+        """The target's passes."""
+        return [event for event in self.target if isinstance(event, TargetPass)]
+
+    @property
+    def has_tree(self) -> bool:
+        """Whether the draft prepared for several verdicts; for the part of one sequence."""
+        return any(isinstance(event, DraftPrefill) and event.fan_out > 1 for event in self.draft)
+
     def by_sequence(self) -> dict[int, Timeline]:
         """The part of each sequence."""
-        found: dict[int, tuple[list[Event], list[Event]]] = defaultdict(lambda: ([], []))
+        found: dict[int, Timeline] = defaultdict(lambda: Timeline([], []))
         for place, events in enumerate(self):
             for event in events:
                 found[event.sequence_id][place].append(event)
-        return {sequence_id: Timeline(*part) for sequence_id, part in found.items()}
+        return found
+
+    def steps(self) -> list[Step]:
+        """The draft steps of one sequence, in order.
+
+        A token that the draft still held when its position was committed was accepted there. Each verdict on a tree
+        says which steps foresaw it. The last pass of an answer sends none, so what it accepted is not found.
+        """
+        accepted = {each.start_length + place for each in self.passes for place in range(each.num_accepted)}
+        steps: list[Step] = []
+        held: dict[int, Step] = {}
+        """Position -> its step, for tokens of a chain that were kept."""
+        right: list[tuple[int, Step]] = []
+        """Position and step of each right token."""
+        is_tree = self.has_tree
+        length = base = num_before = 0  # the last one: steps of earlier incarnations of the draft
+        for event in self.draft:
+            if isinstance(event, DraftPrefill):
+                length = base = event.num_tokens
+                num_before = len(steps)
+                held = {position: step for position, step in held.items() if position < base}
+            elif isinstance(event, DraftStep):
+                steps.append((event, {"accepted": 0, "overtaken": 0, "wasted": event.num_tokens}))
+                if not is_tree:
+                    length = event.length
+                    held |= dict.fromkeys(range(length - event.num_tokens, length), steps[-1])
+            elif isinstance(event, VerdictTaken) and event.kept_steps is not None:
+                numbered = enumerate(event.kept_steps, start=event.kept_length - len(event.kept_steps))
+                right += [(position, steps[num_before + number - 1]) for position, number in numbered if number]
+            elif isinstance(event, VerdictTaken):
+                for position in range(length - event.num_discarded, length):
+                    held.pop(position, None)
+                base = event.committed_length
+                length = base if event.num_discarded else max(length, base)
+        right += [(position, step) for position, step in held.items() if position in accepted or position < base]
+        for position, (_, fates) in right:
+            fates["wasted"] -= 1
+            fates["accepted" if position in accepted else "overtaken"] += 1
+        return steps
 
 
 def read_timeline(run_directory: Path) -> Timeline:

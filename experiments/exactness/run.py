@@ -123,8 +123,8 @@ def killed_run(prompt: WorkloadPrompt, temperature: float, decoding: str, num_to
         answer = engine.stream(encoded, params, decoding=DECODINGS[decoding], drafter="embedded")
         for number, _ in enumerate(answer):
             if number == num_tokens // 3:
-                assert engine.draft_pid is not None
-                os.kill(engine.draft_pid, signal.SIGKILL)
+                assert engine.draft.pid is not None
+                os.kill(engine.draft.pid, signal.SIGKILL)
         assert engine.draft.losses, "the draft lived on"
         how = link, temperature, filters, decoding, "embedded"
         return run_of(answer.generation, expected, how, killed=True)

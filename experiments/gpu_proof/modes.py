@@ -140,8 +140,8 @@ def _kill(job: Job, engine: Engine, prompt: list[int], num_tokens: int) -> None:
     answer = engine.stream(prompt, greedy, decoding=DECODINGS["chain"])
     killed = time.monotonic()
     for index, _ in enumerate(answer):
-        if index == num_tokens // 3 and engine.draft_pid is not None:
-            os.kill(engine.draft_pid, signal.SIGKILL)
+        if index == num_tokens // 3 and engine.draft.pid is not None:
+            os.kill(engine.draft.pid, signal.SIGKILL)
             killed = time.monotonic()
     num_answers, num_exact = 1, int(answer.generation.token_ids == expected)
     while not engine.draft.num_restarts and time.monotonic() < killed + RETURN_SECONDS:

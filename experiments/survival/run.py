@@ -94,7 +94,7 @@ class Survivor:
     def answer(self, number: int, kill_at: int | None = None, delay: float = 0.0) -> int:
         """Answer once, killing the draft `delay` seconds after token `kill_at`; returns when in ns, or 0."""
         killed: list[int] = []
-        timer = threading.Timer(delay, kill, (self.engine.draft_pid, killed))
+        timer = threading.Timer(delay, kill, (self.engine.draft.pid, killed))
         params = SamplingParams(max_new_tokens=self.num_tokens, ignore_eos=True)
         answer = self.engine.stream(self.prompts[number], params)
         for index, _ in enumerate(answer):

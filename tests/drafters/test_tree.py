@@ -25,7 +25,7 @@ from amusd.sampling.ranking import Mixture, Ranking
 from amusd.sampling.sampler import SamplingState
 
 ROWS = BUCKETED.width
-PROMPT = 9
+PROMPT, MAX_LENGTH = 9, 120
 MATCHING = Distribution(temperature=0.8, seed=5)
 PENALTIES = Distribution(
     temperature=0.7, top_k=40, repetition_penalty=1.4, presence_penalty=0.8, logit_bias=((5, 1.5),), seed=6
@@ -43,30 +43,24 @@ class Checked:
         self,
         rng: random.Random,
         *,
-        name: str = "LlamaConfig",
-        distribution: Distribution = GREEDY,
-        ngrams: NgramCache | None = None,
-        max_length: int = 120,
-        max_lookahead: int = 8,
-        fan_out: int = 3,
-        rows_per_step: int = ROWS,
-        prompt: Sequence[int] = (),
-        drafter: ModelDrafter | None = None,
+        name: str,
+        distribution: Distribution,
+        ngrams: NgramCache | None,
+        max_lookahead: int,
+        fan_out: int,
+        rows_per_step: int,
     ) -> None:
         self.rng = rng
         self.model = bucketed_model(name)
-        self.prompt = list(prompt) or random_ids(rng.randint(1, PROMPT), rng.randrange(2**32))
+        self.prompt = random_ids(rng.randint(1, PROMPT), rng.randrange(2**32))
         self.distribution = distribution
         self.mixed = ngrams is not None
         self.fan_out = fan_out
-        opening = Open(
-            1, 1, tuple(self.prompt), max_length, "tree", max_lookahead, 1, (), distribution, fan_out, rows_per_step
-        )
-        self.max_length = max_length
-        self.session = DraftSession(opening)
-        self.drafter = drafter or ModelDrafter(self.model, ngrams)
+        shape = (max_lookahead, 1, (), distribution, fan_out, rows_per_step)
+        self.session = DraftSession(Open(1, 1, tuple(self.prompt), MAX_LENGTH, "tree", *shape))
+        self.drafter = ModelDrafter(self.model, ngrams)
         self.drafter.set_distribution(distribution)
-        self.drafter.open(self.prompt, max_length, fan_out)
+        self.drafter.open(self.prompt, MAX_LENGTH, fan_out)
         self.session.guess_path(*self.drafter.look_up())
         self.num_compared = 0
         self.check_slots()
@@ -82,7 +76,7 @@ class Checked:
         self.check_slots()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        room = self.max_length - self.session.base
+        room = MAX_LENGTH - self.session.base
         verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]), 0)
         transition = self.session.hear(verdict)
         if transition is None:
@@ -137,7 +131,7 @@ def expected_guesses(
     distribution: Distribution,
     fan_out: int,
     num_prompt_tokens: int,
-    mixture: Mixture = (),
+    mixture: Mixture,
 ) -> Guesses:
     cache = model.new_cache(len(path))
     model.prefill(path[:-1], cache)

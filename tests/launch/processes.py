@@ -20,8 +20,8 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def assert_gone(processes: Sequence[psutil.Process], seconds: float = 10.0) -> None:
-    _, left = psutil.wait_procs(processes, seconds)
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, 10.0)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 

@@ -43,9 +43,9 @@ class Server:
                 amusd_command("draft", *pair, *listen), cwd=folder, env=environment(), stderr=said, text=True
             )
 
-    def await_line(self, line: str, number: int = 1) -> None:
+    def await_line(self, line: str) -> None:
         deadline = time.monotonic() + SECONDS
-        while self.errors.read_text().count(line) < number:
+        while line not in self.errors.read_text():
             assert self.process.poll() is None, self.errors.read_text()
             assert time.monotonic() < deadline, self.errors.read_text()
             time.sleep(0.02)
@@ -81,7 +81,7 @@ def test_a_draft_serves_target_after_target_whoever_is_killed_and_ends_with_a_si
         killed.kill()
         killed.communicate()
     with server.target("killed draft") as target:
-        busy = run(server.command("run_dir=second"), server.folder)
+        busy = run(server.command("run_dir=second", "startup_timeout_seconds=100"), server.folder)
         descendants(server.process.pid)[-1].kill()
         target.communicate(timeout=SECONDS)
         assert target.returncode == 0
@@ -120,27 +120,10 @@ def test_a_target_that_cannot_work_with_the_draft_is_refused_in_a_line_and_the_n
     assert json.loads(served.stdout)["metrics"]["num_draft_tokens"] > 0
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments", "line"),
-    [
-        ("draft", (), "listen=None: required with `amusd draft`, and only there"),
-        ("generate", ("listen=tcp://127.0.0.1:5",), "listen=tcp://127.0.0.1:5: required with `amusd draft`, and only"),
-        ("draft", ("listen=here",), "listen=here: expected tcp://HOST:PORT"),
-        ("draft", ("listen=tcp://0.0.0.0:5",), "listen=tcp://0.0.0.0:5: not on this machine, and the link is neither"),
-        ("draft", ("listen=tcp://127.0.0.1:{taken}",), "cannot be had: Address already in use"),
-        ("draft", ("listen=tcp://127.0.0.1:5", "transport.keys=nowhere"), "draft.key_secret: no keys in it"),
-        ("draft", ("listen=tcp://127.0.0.1:5", "drafter=hf", "drafter.model=nowhere"), "model nowhere: no such folder"),
-        ("generate", ("drafter.address=there",), "drafter.address=there: expected tcp://HOST:PORT"),
-        ("generate", ("drafter.address=tcp://10.0.0.1:5",), "drafter.address=tcp://10.0.0.1:5: not on this machine"),
-        ("doctor", ("drafter.address=tcp://127.0.0.1:5",), "`amusd doctor` looks at this machine"),
-        ("generate", ("transport.keys=keys",), "protects the link at transport.address, drafter.address or listen"),
-    ],
-)
-def test_a_mistake_is_one_line(tmp_path: Path, command: str, arguments: tuple[str, ...], line: str) -> None:
+def test_an_address_that_is_taken_is_named_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        words = [word.format(taken=port) for word in arguments]
-        done = run(amusd_command(command, "drafter=ngram", "prompt=a", *words), tmp_path)
+        listen = f"listen=tcp://127.0.0.1:{taken.getsockname()[1]}"
+        done = run(amusd_command("draft", "drafter=ngram", listen), tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr.splitlines()[-1]
+    assert "cannot be had: Address already in use" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -12,10 +12,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import amusd
-from launch.commands import COMMANDS
+from amusd.commands import COMMANDS
 from launch.main import main
 from tests.launch.processes import run
 
+LISTEN = "listen=tcp://127.0.0.1:5"
 MISTAKES = [
     ([], "name a command first; allowed: generate, "),
     (["prompt=x"], "prompt=x: name a command first"),
@@ -37,6 +38,16 @@ MISTAKES = [
     (["generate", "prompt=x", "drafter=/nope.py:make"], "drafter.factory=/nope.py: no such file"),
     (["bench", "hardware.num_threads=2147483647"], "hardware.num_threads=2147483647: this machine has "),
     (["simulate", "accept=0.8"], "accept=0.8: only allowed with drafter=synthetic, or to simulate, with verify_ms"),
+    (["draft", "drafter=ngram"], "listen=None: required with `amusd draft`, and only there"),
+    (["draft", "listen=here"], "listen=here: expected tcp://HOST:PORT"),
+    (["draft", "listen=tcp://0.0.0.0:5"], "listen=tcp://0.0.0.0:5: not on this machine, and the link is neither"),
+    (["draft", LISTEN, "transport.keys=nowhere"], "transport.keys=nowhere: draft.key_secret: no keys in it"),
+    (["draft", LISTEN, "drafter=hf", "drafter.model=a/b/c"], "model a/b/c: no such folder"),
+    (["generate", LISTEN], "listen=tcp://127.0.0.1:5: required with `amusd draft`, and only"),
+    (["generate", "drafter.address=there"], "drafter.address=there: expected tcp://HOST:PORT"),
+    (["generate", "drafter.address=tcp://10.0.0.1:5"], "drafter.address=tcp://10.0.0.1:5: not on this machine"),
+    (["generate", "transport.keys=keys"], "transport.keys=keys: protects the link at transport.address, drafter.addr"),
+    (["doctor", "drafter.address=tcp://127.0.0.1:5"], "drafter.address=tcp://127.0.0.1:5: `amusd doctor` looks at"),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
     (["keys"], "keys: name one folder, and nothing else: amusd keys FOLDER"),
     (

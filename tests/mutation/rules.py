@@ -5,10 +5,10 @@ from __future__ import annotations
 from mutation.runner import Rule
 
 DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
-    ("amusd/answer/scheduler.py", "tests/runtime/test_batches.py"): {
+    ("amusd/answer.py", "tests/runtime/test_batches.py"): {
         "the last reader comes first": ("reference = self._queue.popleft()", "reference = self._queue.pop()"),
     },
-    ("amusd/answer/scheduler.py", "tests/test_turns.py"): {
+    ("amusd/answer.py", "tests/test_turns.py"): {
         "an answer that nobody can read is computed on": (
             "if (answer := reference()) is None or answer.is_over:\n                del",
             "if (answer := reference()) is not None and answer.is_over:\n                del",
@@ -23,7 +23,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
-        "a drafter that cannot run ahead is asked to": (" and not runs_ahead(kind):", " and False:"),
+        "a drafter that cannot run ahead is asked to": (" and not capabilities_of(kind).runs_ahead:", " and False:"),
     },
     ("amusd/config/decoding.py", "tests/test_config.py"): {
         "a temperature is so low that logits overflow": ("not 0 < self.temperature < MIN_FACTOR", "True"),
@@ -69,7 +69,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a loop ends at the end of the context": ("[offset % len(following)]", "[min(offset, len(following) - 1)]"),
     },
     ("amusd/drafters/synthetic.py", "tests/drafters/test_synthetic.py"): {
-        "the next step takes the model's own tokens back": ("self.inner.text.token_ids[start:] = tokens", "pass"),
+        "the next step takes the model's own tokens back": ("self.text.token_ids[start:] = tokens", "pass"),
     },
     ("amusd/drafters/tree.py", "tests/drafters/test_tree.py"): {
         "slots of nodes that are gone are not freed": ("._free.append(self._paths.pop(node)[-1])", "._paths.pop(node)"),
@@ -517,7 +517,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "what is not supported is ignored": ("value is None or value is False", "value is None or value is not False"),
         "a body of very many values is read": ("if _num_nested(content) > _MAX_NESTED:", "if False:"),
     },
-    ("amusd/serving/connections.py", "tests/serving/test_leaving.py"): {
+    ("amusd/serving/server.py", "tests/serving/test_leaving.py"): {
         "nobody looks whether a client has left": (
             "self.transport.write(self.conn.send(h11.D",
             "(self.conn.send(h11.D",

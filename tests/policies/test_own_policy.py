@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lines import refusal
 from oracle import always_right
 from runtime.pair import PROMPT, oracle, pair, params, reference
 
@@ -53,10 +54,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_mistake_is_one_line(name: str, message: str, file: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_policy(DecodingConfig(policy=f"{file}:{name}"))
-    assert str(caught.value).startswith(f"policy={file}:{name}: {message.format(file=file)}")
-    assert "\n" not in str(caught.value)
+    line = refusal(lambda: make_policy(DecodingConfig(policy=f"{file}:{name}")))
+    assert line.startswith(f"policy={file}:{name}: {message.format(file=file)}")
 
 
 def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
@@ -82,8 +81,8 @@ def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
 def test_a_mistake_amid_an_answer_ends_that_answer_alone(name: str, message: str, file: Path) -> None:
     with pair({"oracle": oracle(60, always_right())}, max_num_seqs=2) as (engine, _):
         other = engine.submit(PROMPT, params(20))
-        with pytest.raises(ConfigError) as caught:
-            engine.generate(PROMPT, params(20), decoding=DecodingConfig(policy=f"{file}:{name}"))
-        assert str(caught.value) == f"policy={file}:{name}: {message.format(file=file)}"
+        schedule = DecodingConfig(policy=f"{file}:{name}")
+        line = refusal(lambda: engine.generate(PROMPT, params(20), decoding=schedule))
+        assert line == f"policy={file}:{name}: {message.format(file=file)}"
         assert (*PROMPT, *other.result().token_ids) == reference(20)
         assert engine.worker.sequences == []

@@ -99,15 +99,15 @@ def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same
     met: list[int | None] = []
     events = f"{tmp_path}/events"
     with logged() as lines, Engine.connect(CONFIG, DraftSource(CONFIG), Recorder("target", events)) as engine:
-        first = engine.draft_pid
+        first = engine.draft.pid
         assert first is not None
-        engine.draft.on_met = lambda: met.append(engine.draft_pid)
+        engine.draft.on_met = lambda: met.append(engine.draft.pid)
         server = psutil.Process(first).ppid()
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + SECONDS
         while engine.draft.num_restarts == 0 and time.monotonic() < deadline:
             assert engine.generate(PROMPT, params(8), decoding=WAITS).token_ids == reference(8)[len(PROMPT) :]
-        second = engine.draft_pid
+        second = engine.draft.pid
         assert second is not None
         assert psutil.Process(second).ppid() == server != os.getpid()
         answer = engine.generate(PROMPT, params(30), decoding=WAITS)
@@ -182,7 +182,7 @@ def answer():
     engine = amusd.engine.Engine.start(EngineConfig(drafters=(DrafterConfig(kind="ngram"),)))
     decoding = DecodingConfig(mode="synchronous")
     print(*engine.generate(PROMPT, params(8), decoding=decoding).token_ids, flush=True)
-    print(os.getpid(), engine.draft_pid, flush=True)
+    print(os.getpid(), engine.draft.pid, flush=True)
     return engine
 
 

@@ -21,7 +21,7 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import NOTHING, Costs, Duration
-from amusd.simulation.models import ScriptedModel
+from amusd.simulation.simulator import ScriptedModel
 from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -45,7 +45,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     """When the first pass of each sequence begins."""
     clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Duration.of_ms(1.0)}, draft_token=Duration.of_ms(1.0))
-    model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
+    model = ScriptedModel(clock, costs, Random(1), prompt_length=1, width=8, has_draft=True)
     events: list[Event] = []
     recorder = Recorder("target", now_ns=lambda: clock.target_ns)
     recorder.listeners = (events.append,)

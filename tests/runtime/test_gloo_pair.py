@@ -32,8 +32,8 @@ def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed(
         assert engine.draft.failure is None
         stream = asked(decoding=decoding("asynchronous", 4))
         next(stream)
-        assert engine.draft_pid is not None
-        os.kill(engine.draft_pid, signal.SIGKILL)
+        assert engine.draft.pid is not None
+        os.kill(engine.draft.pid, signal.SIGKILL)
         for _ in stream:
             pass
         assert stream.generation.token_ids == plain.token_ids

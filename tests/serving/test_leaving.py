@@ -15,7 +15,7 @@ from openai import APIError
 from runtime.pair import on_pass, plain_engine
 from serving.running import ANSWER, LONG, MODEL, SECONDS, TEXT, Running, events, serving, until
 
-from amusd.serving import connections
+from amusd.serving import server as serving_server
 
 
 class Paused:
@@ -91,7 +91,7 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_ends_its_writing_half_is_answered_until_it_leaves(monkeypatch: Any, stream: bool) -> None:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(serving_server, "LOOK_SECONDS", 0.01)
     with serving(plain_engine(pass_seconds=0.01), mode="autoregressive") as server:
         with closing(server.raw(server.chat(max_tokens=20, stream=stream))) as own:
             own.shutdown(socket.SHUT_WR)
@@ -109,8 +109,8 @@ def test_a_client_that_ends_its_writing_half_is_answered_until_it_leaves(monkeyp
 
 def test_a_client_that_lets_the_server_wait_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that sends neither head nor body, a part of one, the body of a refused request, or that does not read."""
-    monkeypatch.setattr(connections, "CLIENT_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(serving_server, "CLIENT_SECONDS", 0.3)
+    monkeypatch.setattr(serving_server, "LOOK_SECONDS", 0.01)
     name = "m" * 50_000
     with serving(plain_engine(), mode="autoregressive", model_name=name) as server, ExitStack() as stack:
         slow = [stack.enter_context(server.raw(server.chat(), length=length)) for length in (0, 10, 40)]
@@ -131,7 +131,7 @@ def test_a_client_that_lets_the_server_wait_is_cut_off(monkeypatch: pytest.Monke
 
 
 def test_connections_beyond_the_limit_are_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST", 9)
+    monkeypatch.setattr(serving_server, "MOST", 9)
     with serving(plain_engine(), mode="autoregressive", max_queue=0) as server, ExitStack() as stack:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         clients = [stack.enter_context(socket.create_connection(address, SECONDS)) for _ in range(40)]

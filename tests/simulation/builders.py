@@ -8,7 +8,7 @@ from typing import Any
 
 from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration
-from amusd.simulation.simulator import Outcome, Simulator
+from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import Answer, drawn_answers
 
 PLAIN = DecodingConfig(mode="autoregressive")
@@ -40,7 +40,7 @@ def rows_of(c: float, row_ms: float, spread: float = 0.0) -> dict[int, Duration]
 
 def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int = 3000) -> Simulator:
     answers = drawn_answers(a, num_answers=num_answers, num_tokens=num_tokens, seed=3)
-    return Simulator(costs=costs, answers=answers, max_candidates=64, seed=3)
+    return of_answers(answers, costs, seed=3)
 
 
 def of_answers(answers: tuple[Answer, ...], costs: Costs, **changes: Any) -> Simulator:
@@ -50,11 +50,6 @@ def of_answers(answers: tuple[Answer, ...], costs: Costs, **changes: Any) -> Sim
 def speedup(machine: Simulator, decoding: DecodingConfig) -> float:
     outcome = machine.run(decoding).metrics
     return outcome.num_tokens * machine.costs.passes[0].samples[0] / outcome.total_ns
-
-
-def own_tokens(outcome: Outcome) -> int:
-    passes = [event.fields for event in outcome.timeline.target if event.name == "target_pass"]
-    return sum(fields["num_tokens"] - fields["num_accepted"] for fields in passes)
 
 
 def write_run(folder: Path, simulator: Simulator, *schedules: DecodingConfig) -> list[list[int]]:

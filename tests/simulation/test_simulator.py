@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import closed_forms
-from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_tokens, simulator, speedup, synchronous
+from simulation.builders import PLAIN, branching, chain, costs, of_answers, simulator, speedup, synchronous
 
 from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import Answer
-from amusd.tracing.drafted import drafts_tree, judge_steps
 from amusd.tracing.events import Event
 
 # Known limits
@@ -93,7 +92,8 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
     outcome = machine.run(decoding)
     metrics = outcome.metrics
     assert [answer.num_tokens for answer in outcome.answers] == [len(answer) for answer in answers]
-    assert metrics.num_tokens == metrics.num_accepted + own_tokens(outcome)
+    own_tokens = sum(done.num_tokens - done.num_accepted for done in outcome.timeline.passes)
+    assert metrics.num_tokens == metrics.num_accepted + own_tokens
     check_times(outcome, max(*costs.host.samples, *costs.host.together))
     check_fates(outcome)
     together = [sum(e.start_ns <= s.start_ns < e.end_ns for e in spans(outcome)) for s in spans(outcome)]
@@ -132,14 +132,14 @@ def spans_of(events: Sequence[Event], *names: str) -> list[tuple[int, int]]:
 def check_fates(outcome: Outcome) -> None:
     parts = outcome.timeline.by_sequence()
     for number, answer in enumerate(outcome.answers, start=1):
-        target, draft = parts[number]
+        part = parts[number]
         if answer.draft is None:
-            assert not draft
+            assert not part.draft
             continue
-        assert sum(event.name == "rollback" for event in draft) == answer.draft.num_rollbacks
-        if drafts_tree(draft):
+        assert sum(event.name == "rollback" for event in part.draft) == answer.draft.num_rollbacks
+        if part.has_tree:
             continue
-        fates = [fates for _, fates in judge_steps(target, draft)]
+        fates = [fates for _, fates in part.steps()]
         assert sum(sum(found.values()) for found in fates) == answer.draft.num_drafted
         assert sum(found["accepted"] for found in fates) == answer.num_accepted
 

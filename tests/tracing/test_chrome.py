@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tracing.runs import SCHEDULES, made, simulated
 
-from amusd.tracing.chrome import THREADS, chrome_trace
+from amusd.commands.trace import THREADS, chrome_trace
 from amusd.tracing.timeline import Timeline
 
 ON_A_THREAD = {"ph", "name", "pid", "tid", "cat", "ts"}

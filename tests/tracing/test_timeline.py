@@ -1,19 +1,20 @@
-"""What became of each drafted token, by the events of both workers."""
+"""What became of each drafted token and each message, by the events of both workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tracing.runs import made
 
-from amusd.tracing.drafted import judge_steps
 from amusd.tracing.events import Event
+from amusd.tracing.messages import match_messages
+from amusd.tracing.timeline import Timeline
 
 
-def fates(target: Sequence[Event], draft: Sequence[Event]) -> list[tuple[int, ...]]:
+def fates(target: list[Event], draft: list[Event]) -> list[tuple[int, ...]]:
     """How many tokens of each step were accepted, overtaken, wasted."""
-    return [tuple(found.values()) for _, found in judge_steps(target, draft)]
+    return [tuple(found.values()) for _, found in Timeline(target, draft).steps()]
 
 
 def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:
@@ -60,3 +61,11 @@ def test_a_token_of_a_tree_counts_in_its_own_step_and_what_was_looked_up_in_none
         made("target_pass", 1, 2, 1, committed_length=10, num_tokens=2, num_accepted=1),
     ]
     assert fates(target, draft) == [(1, 0, 0), (1, 1, 1), (1, 0, 1)]
+
+
+@given(data=st.data(), num_sent=st.integers(0, 12))
+def test_lost_messages_do_not_shift_the_others(data: st.DataObject, num_sent: int) -> None:
+    sent = [made("send", n, n, 1, message="candidate", start=n) for n in range(num_sent)]
+    arrived = [event for event in sent if data.draw(st.booleans())]
+    received = [made("receive", e.start_ns + 50, e.end_ns + 50, 1, **e.fields, reception="taken") for e in arrived]
+    assert [one for one, _ in match_messages(sent, received)] == arrived

@@ -1,0 +1,299 @@
+"""The answers of an engine, and the order in which one thread at a time computes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import Self
+
+from amusd.errors import StateError
+from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import StopChecker
+from amusd.tracing.metrics import GenerationMetrics
+from amusd.types import FinishReason, Mode, Token, TopLogprobs
+
+_CLOSED = "the engine is closed: launch another one"
+_DOCUMENTED = ("text", "token_ids", "finish_reason", "mode", "policy", "drafter", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    mode: Mode
+    policy: str | None
+    drafter: str | None
+    seed: int
+    metrics: GenerationMetrics
+    sequence_id: int
+    """Names the answer in the events of both workers."""
+    logprobs: tuple[float, ...] = ()
+    """Log-probabilities under the target alone; empty unless asked for."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """The most likely tokens in each place; empty unless `SamplingParams.top_logprobs`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The documented JSON without `run_dir`; log-probabilities only if asked for."""
+        values = {name: getattr(self, name) for name in _DOCUMENTED}
+        values |= {name: value for name in ("logprobs", "top_logprobs") if (value := getattr(self, name))}
+        return {**json.loads(json.dumps(values)), "metrics": self.metrics.as_dict()}
+
+
+@dataclass(eq=False, repr=False)
+class Answer:
+    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `cancel` ends it early.
+
+    Computing begins when its first token is asked for, or with `Engine.submit`. One thread at a time may read it; any
+    thread may cancel or drop it.
+    """
+
+    request: Request
+    stop: StopChecker
+    _kind: Callable[..., Generation]
+    _scheduler: Scheduler
+    _tokens: list[Token] = field(default_factory=list)
+    _num_read: int = 0
+    _generation: Generation | None = None
+    _error: Exception | None = None
+    on_news: Callable[[], None] = lambda: None
+    """Called by the computing thread when a token can be read or nothing more will come."""
+    is_queued: bool = False
+    is_over: bool = False
+    all_tokens_at: float | None = None
+    """When its last token came (`time.perf_counter`); only the draft's counts may follow."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Token:
+        """Raises `StateError` when the engine was closed, or the answer interrupted."""
+        while True:
+            is_over = self.is_over  # first: the last tokens come before it is set
+            if self._num_read < len(self._tokens):
+                self._num_read += 1
+                return self._tokens[self._num_read - 1]
+            if self._error is not None:
+                raise self._error
+            if is_over:
+                raise StopIteration
+            self._scheduler.advance(self)
+
+    def read_available(self) -> list[Token]:
+        """Read the tokens that need not be waited for."""
+        tokens = self._tokens[self._num_read :]
+        self._num_read += len(tokens)
+        return tokens
+
+    @property
+    def has_news(self) -> bool:
+        """A token can be read, or the answer is over."""
+        return self._num_read < len(self._tokens) or self.is_over
+
+    @property
+    def generation(self) -> Generation:
+        """The finished answer. Raises `StateError` before the last token was read."""
+        if self._generation is None:
+            raise StateError("the answer is not finished: read all its tokens first")
+        return self._generation
+
+    def result(self) -> Generation:
+        """Read the rest, and return the finished answer. Raises as reading does."""
+        for _ in self:
+            pass
+        return self.generation
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens read so far."""
+        return tuple(token.token_id for token in self._tokens[: self._num_read])
+
+    @property
+    def text(self) -> str:
+        """The text read so far."""
+        return "".join(token.text for token in self._tokens[: self._num_read])
+
+    def cancel(self) -> None:
+        """End the answer before its next pass, without waiting; its tokens can be read. Idempotent."""
+        self.is_over = True
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` behind the tokens that can be read."""
+        if not self.is_over:
+            self._error = error
+            self.is_over = True
+            self.on_news()
+
+    def take(self, sequence: TargetSequence) -> None:
+        """Show the tokens of the last step. Errors are raised where the answer is read."""
+        try:
+            self._tokens = sequence.tokens
+            if sequence.finish_reason is not None and self.all_tokens_at is None:
+                self.all_tokens_at = time.perf_counter()
+            if sequence.error is not None:
+                raise sequence.error
+            if sequence.is_over:
+                self._generation = self._kind(
+                    text="".join(token.text for token in self._tokens),
+                    token_ids=tuple(token.token_id for token in self._tokens),
+                    finish_reason=sequence.ended_by,
+                    metrics=sequence.metrics,
+                    sequence_id=sequence.sequence_id,
+                    logprobs=tuple(token.logprob for token in self._tokens if token.logprob is not None),
+                    top_logprobs=tuple(token.top_logprobs for token in self._tokens if token.top_logprobs),
+                )
+                self.is_over = True
+            if self.has_news:
+                self.on_news()
+        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+            self.fail(error)
+
+
+class Scheduler:
+    """Has a worker compute answers in the order in which they were queued, as many at a time as it takes.
+
+    A waiting thread computes the next step of all answers at work, so a slow reader holds up no other. Unreferenced
+    answers are ended.
+    """
+
+    def __init__(self, worker: TargetWorker) -> None:
+        self._worker = worker
+        self._lock = threading.RLock()
+        """The thread that has it computes."""
+        self._in_use = False
+        """That thread is inside the worker: only a signal handler sees this with the lock."""
+        self._queue: deque[weakref.ref[Answer]] = deque()
+        self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
+        self._is_closed = False
+        self._release: Callable[[], None] | None = None
+        self._pid = os.getpid()
+
+    @property
+    def num_waiting(self) -> int:
+        """Queued answers; for any thread."""
+        answers = [reference() for reference in tuple(self._queue)]
+        return sum(answer is not None and not answer.is_over for answer in answers)
+
+    def check(self) -> None:
+        """Raise `StateError` if the engine is closed, or of the process that this one was forked from."""
+        if self._is_closed:
+            raise StateError(_CLOSED)
+        if os.getpid() != self._pid:
+            raise StateError(f"the engine belongs to process {self._pid}, not to a fork of it: launch another one here")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Use the worker exclusively. Raises `StateError` as `check`, or in a signal handler amid a pass."""
+        self.check()
+        with self._lock:
+            self.check()
+            if self._in_use:
+                raise StateError("the engine computes a pass in this thread: a signal handler cannot use it")
+            self._in_use = True
+            try:
+                yield
+            finally:
+                self._in_use = False
+                self._finish_closing()
+
+    def enqueue(self, answer: Answer) -> None:
+        """Queue an answer. Idempotent; does not wait. Raises as `check`."""
+        if not answer.is_queued:
+            answer.is_queued = True
+            self._queue.append(weakref.ref(answer))
+        self.check()  # behind that: what comes after the queue was emptied is refused
+
+    def advance(self, answer: Answer) -> None:
+        """Queue an answer, and compute a step of all at work unless another thread has just brought it on."""
+        self.enqueue(answer)
+        with self.alone():
+            if not answer.has_news:
+                self._step()
+
+    def step(self) -> bool:
+        """Compute a step of all answers at work; return whether any is left.
+
+        Use this to read many answers without waiting for one. Without any, a lost draft is noticed and replaced.
+        """
+        with self.alone():
+            self._step()
+            if not self._at_work:
+                self._worker.client.take(0.0)
+                self._worker.client.look_for_next()
+            return bool(self._at_work or self._queue)
+
+    def close(self, release: Callable[[], None]) -> None:
+        """End all answers, and call `release`.
+
+        Another thread's pass is waited for; in a signal handler amid a pass, all is left to its end. In a fork
+        nothing happens.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._is_closed, self._release = True, release  # in this order: see `enqueue`
+        with self._lock:
+            self._finish_closing()
+
+    def _finish_closing(self) -> None:
+        if self._release is None or self._in_use:
+            return
+        release, self._release = self._release, None
+        try:
+            while self._queue:
+                if (answer := self._queue.popleft()()) is not None:
+                    answer.fail(StateError(_CLOSED))
+            self._fail_all(StateError(_CLOSED))
+        finally:
+            release()
+
+    def _step(self) -> None:
+        self._end_unwanted()
+        self._admit()
+        try:
+            self._worker.step()
+        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
+            self._fail_all(error)
+        except BaseException:
+            self._fail_all(StateError("the answer was interrupted"))
+            raise
+        for sequence, reference in tuple(self._at_work.items()):
+            if (answer := reference()) is not None:
+                answer.take(sequence)
+            if sequence.is_over:
+                del self._at_work[sequence]
+
+    def _admit(self) -> None:
+        while self._worker.has_room and self._queue:
+            reference = self._queue.popleft()
+            answer = reference()
+            if answer is None or answer.is_over:
+                continue
+            try:
+                self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
+            except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+                answer.fail(error)
+
+    def _end_unwanted(self) -> None:
+        for sequence, reference in tuple(self._at_work.items()):
+            if (answer := reference()) is None or answer.is_over:
+                del self._at_work[sequence]
+                self._worker.end(sequence)
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._at_work:
+            sequence, reference = self._at_work.popitem()
+            if (answer := reference()) is not None:
+                answer.fail(error)
+            self._worker.end(sequence)
