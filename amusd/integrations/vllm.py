@@ -18,10 +18,11 @@ This module does not import vLLM, whose objects it reads as they come (checked w
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,12 +31,12 @@ from msgspec import Meta
 
 from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
-from amusd.config.engine import MAX_NUM_SEQS
+from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS, Device, Length
 from amusd.errors import ConfigError
 from amusd.logs import warn_once
 from amusd.protocol.messages import Open, Width
 from amusd.runtime.connection import Connection
-from amusd.runtime.devices import check_devices
+from amusd.runtime.devices import count_gpus, why_missing
 from amusd.runtime.draft_client import DraftClient, DraftedSequence
 from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.remote_drafter import LOOKAHEAD
@@ -49,6 +50,8 @@ QUIET_SECONDS = 1.0
 
 After `SILENCES` times as long it counts as lost.
 """
+PAD = 0
+"""Token id that fills a list up, below every vocabulary."""
 
 Ids = npt.NDArray[np.int32]
 
@@ -63,8 +66,8 @@ class ProposerConfig(Settings):
     """As of `amusd`: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... One that reads no hidden states."""
     keys: Text | None = None
     """Folder of `amusd keys FOLDER`, for a drafter with an `address` on another machine."""
-    device: str | None = None
-    """The draft's device, as vLLM's process counts them; None: the GPU behind vLLM's, or on CPUs `cpu`."""
+    device: Device | None = None
+    """The draft's device, as vLLM's process counts them; None: the first GPU that vLLM leaves, or on CPUs `cpu`."""
     cores: tuple[CountFromZero, ...] = ()
     """CPU cores of the draft, which vLLM must not use; empty: the last one of vLLM's process."""
     rows_per_step: Width = 8
@@ -75,31 +78,52 @@ class ProposerConfig(Settings):
     """How long a pass may wait, at most, for `min_candidates` of each row."""
     min_candidates: Count = 1
     """What it waits for."""
-    max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
+    draft_up_to_rows: Count = 16
+    """Nothing is drafted or sent while vLLM's batch has more rows."""
+    max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 16
     """Rows that are drafted for at a time; further ones get no candidates."""
+    max_model_len: Length | None = None
+    """Longest row that is drafted for, in tokens; None: what half of the free memory of the draft's device holds."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long vLLM's start waits for the draft to load."""
 
     def engine(self, vllm_config: Any) -> EngineConfig:
         """The configuration of the draft's process. Raises `ConfigError`."""
-        model, ranks = vllm_config.model_config, vllm_config.parallel_config.world_size
-        is_on_gpu = vllm_config.device_config.device_type == "cuda"
-        device = self.device or (f"cuda:{ranks}" if is_on_gpu else "cpu")
-        if self.drafter.address is None:
-            check_devices([device])
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        if (number := parallel.pipeline_parallel_size) > 1:  # whose batches take turns
+            allowed = "allowed with AsyncProposer, which has to see every row after each pass: 1"
+            raise ConfigError(f"pipeline_parallel_size={number}: {allowed}")
         is_named = self.drafter.kind not in ("auto", "synthetic")
         self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
         for part in self.drafter.stages:
             self.require(not part.can.needs_features, "drafter", "reads hidden states, which vLLM does not pass on")
+        needs_gpu = vllm_config.device_config.device_type == "cuda" and self.drafter.kind != "ngram"
+        is_here = self.drafter.address is None
+        device = self.device or (self._gpu_beside(parallel) if is_here and needs_gpu else "cpu")
+        why = why_missing([device]) if is_here else None
+        self.require(why is None, "device", str(why))
         return EngineConfig(
             target=TargetConfig(kind="hf", model=model.model),
             drafters=(self.drafter,),
             transport=TransportConfig(keys=self.keys),
             hardware=HardwareConfig(devices=("cpu", device), num_threads=max(1, len(self.cores))),
-            max_model_len=model.max_model_len,
+            max_model_len=min(model.max_model_len, self.max_model_len or MAX_TOKENS),
             max_num_seqs=self.max_num_seqs,
+            fits_memory=self.max_model_len is None,
             startup_timeout_seconds=self.startup_timeout_seconds,
         )
+
+    def _gpu_beside(self, parallel: Any) -> str:
+        """The first visible GPU that no rank of vLLM has. Raises `ConfigError` where none is known to be free."""
+        visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count_gpus())))).split(",")
+        # An engine of one data-parallel rank is told of no others, but for the most that there may be.
+        num_ranks = parallel.local_world_size * (parallel.elastic_ep_max_dp_size or parallel.data_parallel_size)
+        taken = [*map(str, parallel.assigned_physical_gpu_ids or visible[:num_ranks])]
+        free = [f"cuda:{index}" for index, name in enumerate(visible) if name not in taken]
+        is_known = len(taken) >= num_ranks and {*taken} <= {*visible}
+        number = f"vLLM has {num_ranks} ranks here, and sees {len(visible) if visible[0] else 0} GPUs"
+        self.require(is_known and bool(free), "device", f"{number}; let it see another one, or name the draft's device")
+        return free[0]
 
 
 @dataclass
@@ -107,11 +131,13 @@ class Counts:
     """What became of the passes' rows that could have had candidates."""
 
     rows: int = 0
-    """Rows that vLLM asked for, once each pass."""
+    """Rows that vLLM asked for, once each pass, in a batch of up to `draft_up_to_rows`."""
     rows_without: int = 0
     """Those for which nothing had arrived, or nothing that still fitted."""
     proposed: int = 0
+    """Candidates; not what fills a list up."""
     accepted: int = 0
+    """Of these."""
     waited_seconds: float = 0.0
     losses: int = 0
     """Drafts that were lost."""
@@ -122,11 +148,14 @@ class _Row(DraftedSequence):
     """A row of vLLM's batch that the draft works on."""
 
     text: Ids = field(default_factory=lambda: np.empty(0, np.int32))
-    """What is committed."""
+    """What is committed, as far as the draft was told."""
+    num_proposed: int = 0
+    """Candidates in the last pass."""
 
     def begins(self, text: Ids) -> bool:
         length = len(self.text)
-        return length <= len(text) and self.text[-1] == text[length - 1] and np.array_equal(self.text, text[:length])
+        fits = length <= len(text) <= self.session.max_length
+        return fits and self.text[-1] == text[length - 1] and np.array_equal(self.text, text[:length])
 
 
 @dataclass
@@ -154,8 +183,23 @@ class Batch:
 
         `num_new`: how many tokens the last pass added to each; 0: its prompt is not taken in yet, and it wants none.
         """
-        if any(number > 1 for number in num_new):
+        self._rows = self._matched(texts)
+        self._count_accepted(num_new)
+        is_small = len(texts) <= self.settings.draft_up_to_rows
+        found = self._drafted(texts, num_new) if is_small else [[] for _ in texts]
+        for row, candidates in zip(self._rows, found, strict=True):
+            if row is not None:
+                row.num_proposed = len(candidates)
+        return found
+
+    def _count_accepted(self, num_new: Sequence[int]) -> None:
+        rows = zip(self._rows, num_new, strict=True)
+        number = sum(max(0, min(new - 1, row.num_proposed)) for row, new in rows if row is not None)
+        self.counts.accepted += number
+        if number:
             self.connection.accepted()
+
+    def _drafted(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         if not self.client.look_for_next() and self.connection.failure is not None:
             warn_once(f"vLLM goes on without a draft: {self.connection.failure}")
         self.client.drain()  # an answer that came during the pass, or the draft would seem silent
@@ -166,7 +210,6 @@ class Batch:
         self.counts.rows += sum(map(bool, num_new))
         self.counts.rows_without += sum(not each for each, new in zip(found, num_new, strict=True) if new)
         self.counts.proposed += sum(map(len, found))
-        self.counts.accepted += sum(max(0, new - 1) for new in num_new)
         self.counts.losses = len(self.connection.losses)
         return found
 
@@ -182,19 +225,17 @@ class Batch:
 
     def _follow(self, texts: Sequence[Ids]) -> None:
         """Have a sequence for each row, as far as there is room, and tell the draft what is new (V2)."""
-        rows = self._matched(texts)
-        num_open = sum(row is not None for row in rows)
+        num_open = sum(row is not None for row in self._rows)
         for index, text in enumerate(texts):
-            row, has_room = rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
+            row, has_room = self._rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
             if row is not None and (new := text[len(row.text) :].tolist()):
                 row.append(new)
                 row.text = text.copy()
                 self.client.tell(row)
             elif row is None and has_room:
-                rows[index] = row = self._new(text)
+                self._rows[index] = row = self._new(text)
                 self.client.open(row)
                 num_open += 1
-        self._rows = rows
 
     def _new(self, text: Ids) -> _Row:
         drafter, number = self.settings.drafter, self.client.next_sequence_id
@@ -244,6 +285,7 @@ class AsyncProposer:
         """Start the draft, and wait until it has loaded. Raises `ConfigError`, and `PeerError` if it does not come."""
         self._running = ExitStack()
         self.batch: Batch | None = None
+        self._compilation = vllm_config.compilation_config  # vLLM settles its mode later
         parallel = vllm_config.parallel_config
         if parallel.rank % parallel.tensor_parallel_size:
             return  # vLLM takes the candidates of the first rank alone
@@ -281,7 +323,12 @@ class AsyncProposer:
         if self.batch is None:
             return [[] for _ in sampled_token_ids]
         texts = [token_ids_cpu[row, : num_tokens_no_spec[row]] for row in range(len(sampled_token_ids))]
-        return self.batch.propose(texts, [len(new) for new in sampled_token_ids])
+        found = self.batch.propose(texts, [len(new) for new in sampled_token_ids])
+        if len(texts) > self.batch.settings.draft_up_to_rows or not self._compilation.cudagraph_mode.separate_routine():
+            return found
+        # A full graph of a decoding pass takes rows of one length alone.
+        rows = zip(found, sampled_token_ids, strict=True)
+        return [[*each, *repeat(PAD, self.batch.num_candidates - len(each))] if new else each for each, new in rows]
 
     @property
     def counts(self) -> dict[str, Any]:
