@@ -285,7 +285,7 @@ class AsyncProposer:
         """Start the draft, and wait until it has loaded. Raises `ConfigError`, and `PeerError` if it does not come."""
         self._running = ExitStack()
         self.batch: Batch | None = None
-        self._compilation = vllm_config.compilation_config  # vLLM settles its mode later
+        self.compilation = vllm_config.compilation_config  # vLLM settles its mode later
         parallel = vllm_config.parallel_config
         if parallel.rank % parallel.tensor_parallel_size:
             return  # vLLM takes the candidates of the first rank alone
@@ -324,7 +324,7 @@ class AsyncProposer:
             return [[] for _ in sampled_token_ids]
         texts = [token_ids_cpu[row, : num_tokens_no_spec[row]] for row in range(len(sampled_token_ids))]
         found = self.batch.propose(texts, [len(new) for new in sampled_token_ids])
-        if len(texts) > self.batch.settings.draft_up_to_rows or not self._compilation.cudagraph_mode.separate_routine():
+        if len(texts) > self.batch.settings.draft_up_to_rows or not self.compilation.cudagraph_mode.separate_routine():
             return found
         # A full graph of a decoding pass takes rows of one length alone.
         rows = zip(found, sampled_token_ids, strict=True)

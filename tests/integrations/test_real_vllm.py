@@ -6,7 +6,7 @@ Needs an environment with vLLM (`make vllm`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE"):
     dispatcher = CudagraphDispatcher(config)
     dispatcher.initialize_cudagraph_keys(compilation.cudagraph_mode, 5)
     proposer, settings = AsyncProposer.__new__(AsyncProposer), Space(draft_up_to_rows=3)
-    proposer._compilation = compilation
+    proposer.compilation = compilation
     for found in ([[7], [], [8, 9]], [[]] * 4):
         proposer.batch = Mock(settings=settings, num_candidates=4, propose=lambda *_: found)
         rows = proposer.propose([[1]] * len(found), np.ones(4, np.int32), np.ones((4, 9), np.int32))
@@ -62,11 +62,12 @@ pytestmark = [
 
 
 def texts_of(
-    vllm: Vllm, prompts: list[list[int]], batch_size: int, kills: Sequence[int] = ()
+    vllm: Vllm, prompts: list[list[int]], batch_size: int, **more: Any
 ) -> tuple[list[list[int]], Counter[str]]:
     texts, counts = list[list[int]](), Counter[str]()
     for start in range(0, len(prompts), batch_size):
-        reply = vllm.answer(prompts[start : start + batch_size], NUM_TOKENS, kills=kills)
+        asked = prompts[start : start + batch_size]
+        reply = vllm.answer(asked, [NUM_TOKENS] * len(asked), **more)
         texts += reply["token_ids"]
         counts.update(reply["counts"])
     return texts, counts
@@ -123,7 +124,13 @@ def test_vllm_gives_its_own_texts_with_a_draft_beside_it(
             assert counts["losses"] == 0
             if wait_ms:
                 assert counts["accepted"] > 0
-        texts, counts = texts_of(vllm, prompts, 8, KILLS)
+        texts, counts = texts_of(vllm, prompts, 8, kills=KILLS)
         assert texts == plain[8]
         assert counts["losses"] > 0
         assert texts_of(vllm, prompts, 8)[0] == plain[8]
+        texts, counts = texts_of(vllm, prompts, 8, pads=True)
+        assert texts == plain[8]
+        assert counts["accepted"] <= counts["proposed"]
+        texts, counts = texts_of(vllm, prompts, 8, settings={"draft_up_to_rows": 7})
+        assert texts == plain[8]
+        assert counts["rows"] == 0

@@ -552,7 +552,7 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
 def test_lists_are_of_one_length_where_vllm_has_full_graphs_of_decoding_passes(proposer: AsyncProposer) -> None:
     texts = [[7, 8, 9], [9, 9]]
     own = ask(proposer, texts)
-    proposer._compilation.cudagraph_mode.separate_routine = lambda: True
+    proposer.compilation.cudagraph_mode.separate_routine = lambda: True
     padded = ask(proposer, texts)
     assert padded == [[*candidates, *[0] * (NUM_CANDIDATES - len(candidates))] for candidates in own]
     assert ask(proposer, texts, num_new=0) == [[], []]
