@@ -560,8 +560,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a prompt in chunks gets candidates": ("self._candidates(row) if new else []", "self._candidates(row)"),
         "a draft that says nothing is kept": ("        self.client.drain()  # an", "        pass  # an"),
         "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
-        "batches that take turns are served": ("pipeline_parallel_size) > 1:", "pipeline_parallel_size) > 9:"),
-        "the draft is on a GPU of vLLM's": (" if name not in taken", ""),
         "a large batch is drafted for": ("is_small = len(texts) <= ", "is_small = 0 <= "),
         "what fills a list up counts as accepted": ("min(new - 1, row.num_proposed)", "new - 1"),
         "a row outgrows its sequence": (" <= len(text) <= self.session.max_length", " <= len(text)"),
@@ -569,6 +567,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             " if new else each for each, new in rows",
             " if False else each for each, new in rows",
         ),
+    },
+    ("amusd/integrations/vllm_settings.py", "tests/integrations/test_vllm.py"): {
+        "batches that take turns are served": ("pipeline_parallel_size) > 1:", "pipeline_parallel_size) > 9:"),
+        "the draft is on a GPU of vLLM's": (" if name not in taken", ""),
     },
     ("amusd/runtime/ranks.py", "tests/models/test_ranks.py"): {
         "the rank of another version is not named": ('ConfigError(f"rank {rank} of the target: {error}")', "error"),
