@@ -185,11 +185,14 @@ ACTIONS = st.tuples(
 
 
 @settings(max_examples=60)
-@given(st.lists(ACTIONS, max_size=40), st.sampled_from([MODEL, STRANGER]), st.sampled_from([1, 5]))
+@given(
+    st.lists(ACTIONS, max_size=40), st.sampled_from([MODEL, STRANGER]), st.sampled_from([1, 5]), st.sampled_from([2, 9])
+)
 def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
-    actions: list[tuple[str, int, int]], model: TableModel, rows_per_step: int
+    actions: list[tuple[str, int, int]], model: TableModel, rows_per_step: int, most: int
 ) -> None:
-    runner, away = Runner(PROMPTS[0], drafts=Drafts(model), rows_per_step=rows_per_step), list[Any]()
+    runner = Runner(PROMPTS[0], drafts=Drafts(model), rows_per_step=rows_per_step, draft_up_to_rows=most)
+    away = list[Any]()
     for action, number, steps in actions:
         index = number % max(1, len(runner.rows))
         runner.drafts.let(steps)
