@@ -44,7 +44,7 @@ USES_MSGSPEC = {"config", "settings", "protocol", "tracing"}
 IN_ONE_FILE = {"matplotlib": "amusd.commands.plots", "rich": "amusd.console"}
 SERVING = {"prometheus_client", "starlette", "uvicorn"}
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
-USES_ENVIRONMENT = {"amusd.huge_pages", "amusd.transport.torch_distributed"}
+USES_ENVIRONMENT = {"amusd.huge_pages", "amusd.integrations.vllm_settings", "amusd.transport.torch_distributed"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

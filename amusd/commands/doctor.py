@@ -25,7 +25,6 @@ from amusd.runner.model_runner import ModelRunner
 from amusd.runner.self_test import measure_width_invariance
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
-from amusd.runtime.startup import cache_bytes
 from amusd.runtime.workers import check_folders, check_ranks
 from amusd.transport.factory import ON_ONE_MACHINE, listen, meeting_place
 
@@ -138,7 +137,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
 
 def _memory(config: EngineConfig, device: str, models: Sequence[ModelRunner]) -> Finding:
     weights, free = sum(model.weight_bytes for model in models), free_bytes(device)
-    caches = sum(cache_bytes(model, config.max_num_seqs) for model in models)
+    caches = sum(model.cache_bytes(config.max_num_seqs) for model in models)
     text = f"a pass reads {weights / 1e6:.0f} MB, caches (max_num_seqs) take {caches / 1e6:.0f} of {free / 1e6:.0f} MB"
     return f"memory {device}", caches <= free, text
 

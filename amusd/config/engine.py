@@ -43,7 +43,7 @@ _OF_ONE_KIND = {
     "num_layers": "self",
     "shape": "synthetic",
 }
-_Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
+Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
 Address: TypeAlias = Annotated[str, Meta(pattern=r"^(tcp://.+:[0-9]+|ipc://.+)\Z", description="tcp://HOST:PORT")]
 MAX_TOKENS = 1 << 20
 """Tokens that a message can carry."""
@@ -101,7 +101,7 @@ class DrafterConfig(Settings):
     """`ngram`: tokens of earlier answers, other people's too, that are looked up; 0: none."""
     inner: Text | None = None
     """`cascade`: drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
-    inner_device: _Device | None = None
+    inner_device: Device | None = None
     """`cascade`: device of a separate process for `inner`; None: that of `model`."""
     factory: str | None = None
     """`custom`: what makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
@@ -186,7 +186,7 @@ class HardwareConfig(Settings):
 
     section = "hardware"
 
-    devices: tuple[_Device, ...] = ()
+    devices: tuple[Device, ...] = ()
     """Device of each rank of the target, then the draft's: `cuda:0`, `cpu` ... One name is for all.
 
     Empty: a GPU each, the target's first; with too few GPUs they share; without any the CPU.
@@ -229,6 +229,8 @@ class EngineConfig(EngineKeys):
     """Drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
     max_verify_width: Length = MIN_VERIFY_WIDTH
     """Most rows of a target pass: the last committed token and its candidates."""
+    fits_memory: bool = False
+    """Whether the draft shortens its caches to what half of its device's free memory holds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

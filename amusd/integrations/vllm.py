@@ -11,6 +11,8 @@ Rules
         a lost draft is replaced.
     V4  The draft drafts a tree, so that candidates are at hand after most of vLLM's choices. vLLM takes a chain for
         each row: the tree's likeliest path.
+    V5  While the batch has more than `draft_up_to_rows` rows, the draft is told nothing. Its sequences rest, and go on
+        with all that was committed meanwhile when the batch has shrunk.
 
 This module does not import vLLM, whose objects it reads as they come (checked with vLLM 0.32, model runner V1).
 """
@@ -18,28 +20,23 @@ This module does not import vLLM, whose objects it reads as they come (checked w
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
-from typing import Annotated, Any
+from itertools import accumulate, repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta
 
 from amusd.checkpoints.tokenizer import load_tokenizer
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
-from amusd.config.engine import MAX_NUM_SEQS
-from amusd.errors import ConfigError
+from amusd.integrations.vllm_settings import ProposerConfig, settings_of
 from amusd.logs import warn_once
-from amusd.protocol.messages import Open, Width
+from amusd.protocol.messages import Open
 from amusd.runtime.connection import Connection
-from amusd.runtime.devices import check_devices
 from amusd.runtime.draft_client import DraftClient, DraftedSequence
 from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.remote_drafter import LOOKAHEAD
-from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, from_mapping, shown
 from amusd.tracing.recorder import Recorder
 
 FAN_OUT = 8
@@ -49,57 +46,10 @@ QUIET_SECONDS = 1.0
 
 After `SILENCES` times as long it counts as lost.
 """
+PAD = 0
+"""Token id that fills a list up, below every vocabulary."""
 
 Ids = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProposerConfig(Settings):
-    """What vLLM's `additional_config` says under `amusd`."""
-
-    section = "amusd"
-
-    drafter: DrafterConfig = field(default_factory=DrafterConfig)
-    """As of `amusd`: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... One that reads no hidden states."""
-    keys: Text | None = None
-    """Folder of `amusd keys FOLDER`, for a drafter with an `address` on another machine."""
-    device: str | None = None
-    """The draft's device, as vLLM's process counts them; None: the GPU behind vLLM's, or on CPUs `cpu`."""
-    cores: tuple[CountFromZero, ...] = ()
-    """CPU cores of the draft, which vLLM must not use; empty: the last one of vLLM's process."""
-    rows_per_step: Width = 8
-    """Most tokens that the draft computes for a row in one step, to be ready for vLLM's choice; 1: a chain."""
-    min_chance: Share = 0.2
-    """A candidate is proposed only if the draft's probability of it and all before it is no lower."""
-    wait_ms: Amount = 0.0
-    """How long a pass may wait, at most, for `min_candidates` of each row."""
-    min_candidates: Count = 1
-    """What it waits for."""
-    max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
-    """Rows that are drafted for at a time; further ones get no candidates."""
-    startup_timeout_seconds: PositiveAmount = 300.0
-    """How long vLLM's start waits for the draft to load."""
-
-    def engine(self, vllm_config: Any) -> EngineConfig:
-        """The configuration of the draft's process. Raises `ConfigError`."""
-        model, ranks = vllm_config.model_config, vllm_config.parallel_config.world_size
-        is_on_gpu = vllm_config.device_config.device_type == "cuda"
-        device = self.device or (f"cuda:{ranks}" if is_on_gpu else "cpu")
-        if self.drafter.address is None:
-            check_devices([device])
-        is_named = self.drafter.kind not in ("auto", "synthetic")
-        self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
-        for part in self.drafter.stages:
-            self.require(not part.can.needs_features, "drafter", "reads hidden states, which vLLM does not pass on")
-        return EngineConfig(
-            target=TargetConfig(kind="hf", model=model.model),
-            drafters=(self.drafter,),
-            transport=TransportConfig(keys=self.keys),
-            hardware=HardwareConfig(devices=("cpu", device), num_threads=max(1, len(self.cores))),
-            max_model_len=model.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            startup_timeout_seconds=self.startup_timeout_seconds,
-        )
 
 
 @dataclass
@@ -107,11 +57,13 @@ class Counts:
     """What became of the passes' rows that could have had candidates."""
 
     rows: int = 0
-    """Rows that vLLM asked for, once each pass."""
+    """Rows that vLLM asked for, once each pass, in a batch of up to `draft_up_to_rows`."""
     rows_without: int = 0
     """Those for which nothing had arrived, or nothing that still fitted."""
     proposed: int = 0
+    """Candidates; not what fills a list up."""
     accepted: int = 0
+    """Of these."""
     waited_seconds: float = 0.0
     losses: int = 0
     """Drafts that were lost."""
@@ -122,11 +74,14 @@ class _Row(DraftedSequence):
     """A row of vLLM's batch that the draft works on."""
 
     text: Ids = field(default_factory=lambda: np.empty(0, np.int32))
-    """What is committed."""
+    """What is committed, as far as the draft was told."""
+    num_proposed: int = 0
+    """Candidates in the last pass."""
 
     def begins(self, text: Ids) -> bool:
         length = len(self.text)
-        return length <= len(text) and self.text[-1] == text[length - 1] and np.array_equal(self.text, text[:length])
+        fits = length <= len(text) <= self.session.max_length
+        return fits and self.text[-1] == text[length - 1] and np.array_equal(self.text, text[:length])
 
 
 @dataclass
@@ -154,8 +109,23 @@ class Batch:
 
         `num_new`: how many tokens the last pass added to each; 0: its prompt is not taken in yet, and it wants none.
         """
-        if any(number > 1 for number in num_new):
+        self._rows = self._matched(texts)
+        self._count_accepted(num_new)
+        is_small = len(texts) <= self.settings.draft_up_to_rows
+        found = self._drafted(texts, num_new) if is_small else [[] for _ in texts]
+        for row, candidates in zip(self._rows, found, strict=True):
+            if row is not None:
+                row.num_proposed = len(candidates)
+        return found
+
+    def _count_accepted(self, num_new: Sequence[int]) -> None:
+        rows = zip(self._rows, num_new, strict=True)
+        number = sum(max(0, min(new - 1, row.num_proposed)) for row, new in rows if row is not None)
+        self.counts.accepted += number
+        if number:
             self.connection.accepted()
+
+    def _drafted(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         if not self.client.look_for_next() and self.connection.failure is not None:
             warn_once(f"vLLM goes on without a draft: {self.connection.failure}")
         self.client.drain()  # an answer that came during the pass, or the draft would seem silent
@@ -166,7 +136,6 @@ class Batch:
         self.counts.rows += sum(map(bool, num_new))
         self.counts.rows_without += sum(not each for each, new in zip(found, num_new, strict=True) if new)
         self.counts.proposed += sum(map(len, found))
-        self.counts.accepted += sum(max(0, new - 1) for new in num_new)
         self.counts.losses = len(self.connection.losses)
         return found
 
@@ -182,19 +151,17 @@ class Batch:
 
     def _follow(self, texts: Sequence[Ids]) -> None:
         """Have a sequence for each row, as far as there is room, and tell the draft what is new (V2)."""
-        rows = self._matched(texts)
-        num_open = sum(row is not None for row in rows)
+        num_open = sum(row is not None for row in self._rows)
         for index, text in enumerate(texts):
-            row, has_room = rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
+            row, has_room = self._rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
             if row is not None and (new := text[len(row.text) :].tolist()):
                 row.append(new)
                 row.text = text.copy()
                 self.client.tell(row)
             elif row is None and has_room:
-                rows[index] = row = self._new(text)
+                self._rows[index] = row = self._new(text)
                 self.client.open(row)
                 num_open += 1
-        self._rows = rows
 
     def _new(self, text: Ids) -> _Row:
         drafter, number = self.settings.drafter, self.client.next_sequence_id
@@ -244,10 +211,11 @@ class AsyncProposer:
         """Start the draft, and wait until it has loaded. Raises `ConfigError`, and `PeerError` if it does not come."""
         self._running = ExitStack()
         self.batch: Batch | None = None
+        self.compilation = vllm_config.compilation_config  # vLLM settles its mode later
         parallel = vllm_config.parallel_config
         if parallel.rank % parallel.tensor_parallel_size:
             return  # vLLM takes the candidates of the first rank alone
-        settings = _settings_of(vllm_config)
+        settings = settings_of(vllm_config)
         engine = settings.engine(vllm_config)
         fingerprint = load_tokenizer(vllm_config.model_config.model).fingerprint
         with ExitStack() as running:
@@ -281,7 +249,12 @@ class AsyncProposer:
         if self.batch is None:
             return [[] for _ in sampled_token_ids]
         texts = [token_ids_cpu[row, : num_tokens_no_spec[row]] for row in range(len(sampled_token_ids))]
-        return self.batch.propose(texts, [len(new) for new in sampled_token_ids])
+        found = self.batch.propose(texts, [len(new) for new in sampled_token_ids])
+        if len(texts) > self.batch.settings.draft_up_to_rows or not self.compilation.cudagraph_mode.separate_routine():
+            return found
+        # A full graph of a decoding pass takes rows of one length alone.
+        rows = zip(found, sampled_token_ids, strict=True)
+        return [[*each, *repeat(PAD, self.batch.num_candidates - len(each))] if new else each for each, new in rows]
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -291,11 +264,3 @@ class AsyncProposer:
     def close(self) -> None:
         """End the draft. Idempotent; the end of vLLM's process ends it, too."""
         self._running.close()
-
-
-def _settings_of(vllm_config: Any) -> ProposerConfig:
-    given = vllm_config.additional_config
-    found = given.get(ProposerConfig.section, {}) if isinstance(given, Mapping) else {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"amusd={shown(found)}: a mapping of settings")
-    return from_mapping(ProposerConfig, found)

@@ -89,6 +89,12 @@ class ModelRunner:
                 cache.captured = passes
         return caches
 
+    def cache_bytes(self, number: int) -> int:
+        """Memory of so many caches of the greatest length. Computes a pass, which knows the shapes."""
+        cache = self.new_cache(1)
+        self.prefill((0,), cache)
+        return number * self.max_length * cache.memory.nbytes // cache.memory.num_slots
+
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 

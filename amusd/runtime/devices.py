@@ -99,17 +99,22 @@ def settle_devices(config: EngineConfig) -> HardwareConfig:
 
 def check_devices(devices: Sequence[str]) -> None:
     """Raise `ConfigError` for a missing GPU. Creates no context."""
+    if (why := why_missing(devices)) is not None:
+        raise ConfigError(f"hardware.devices={list(devices)}: {why}")
+
+
+def why_missing(devices: Sequence[str]) -> str | None:
+    """Why one of the GPUs is not there; None where all are. Creates no context."""
     numbers = [int(device.removeprefix("cuda:")) for device in devices if device != "cpu"]
     if not numbers or max(numbers) < (num_gpus := count_gpus()):
-        return
+        return None
     import torch
 
-    why = f"there is no cuda:{max(numbers)}; allowed: cpu, cuda:0 to cuda:{num_gpus - 1}"
     if torch.version.cuda is None and torch.version.hip is None:
-        why = f"the installed torch ({torch.__version__}) is one for CPUs; install one for CUDA, or use hardware=cpu"
-    elif num_gpus == 0:
-        why = "torch finds no GPU; see what `nvidia-smi` lists and CUDA_VISIBLE_DEVICES hides, or use hardware=cpu"
-    raise ConfigError(f"hardware.devices={list(devices)}: {why}")
+        return f"the installed torch ({torch.__version__}) is one for CPUs; install one for CUDA, or use the CPU"
+    if num_gpus == 0:
+        return "torch finds no GPU; see what `nvidia-smi` lists and CUDA_VISIBLE_DEVICES hides, or use the CPU"
+    return f"there is no cuda:{max(numbers)}; allowed: cpu, cuda:0 to cuda:{num_gpus - 1}"
 
 
 def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from amusd.logs import logger, warn_once
 from amusd.protocol.messages import DraftHello, TargetHello
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection, check_pair, failure_report
-from amusd.runtime.devices import check_devices, claim_device, device_of, link_devices
+from amusd.runtime.devices import check_devices, claim_device, device_of, free_bytes, link_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import FAILED, TOLD
 from amusd.runtime.draft_source import DraftSource
@@ -68,11 +68,21 @@ def load(config: EngineConfig, inner: StartInner | None = None) -> Offer:
     """Load the models, and make the drafters: on a GPU it takes seconds. Raises whatever keeps it from that."""
     start, device = time.monotonic(), claim_device(config, "draft")
     loaded = load_drafters(config, device, inner)
+    notes = [*loaded.notes, *_shorten(loaded.models, config, device)]
     named = "; ".join(describe_drafter(drafter, config, device) for drafter in config.drafters)
     logger.info("draft: %s, %.1f s", named, time.monotonic() - start)
     with device_errors(device, only_full=True):
         made = {name: make(config.max_num_seqs) for name, make in loaded.factories.items()}
-    return Offer(made, loaded.tokenizer_hash, loaded.notes)
+    return Offer(made, loaded.tokenizer_hash, notes)
+
+
+def _shorten(models: Sequence[ModelRunner], config: EngineConfig, device: str) -> Iterator[str]:
+    """Shorten the models' caches to half of the free memory, if `fits_memory`; gives a line for people."""
+    for model in models if config.fits_memory else ():
+        needed, most = model.cache_bytes(config.max_num_seqs), free_bytes(device) // 2
+        if needed > most:
+            model.max_length = max(1, model.max_length * most // needed)
+            yield f"its {config.max_num_seqs} caches hold {model.max_length} tokens each, in half of the free memory"
 
 
 @dataclass

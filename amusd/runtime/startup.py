@@ -88,17 +88,9 @@ def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[Mo
             f"each target pass computes max_verify_width={config.max_verify_width} rows, which is slow on a CPU"
         )
     if (number := config.max_num_seqs) > 1:
-        each, size = f"a cache of {loaded[0].max_length} tokens each", cache_bytes(loaded[0], number) / 1e6
+        each, size = f"a cache of {loaded[0].max_length} tokens each", loaded[0].cache_bytes(number) / 1e6
         logger.info(f"up to {number} answers at a time, with {each}: {size:.0f} MB (max_num_seqs, max_model_len)")
     return loaded
-
-
-def cache_bytes(model: ModelRunner, max_num_seqs: int) -> int:
-    """Memory of so many caches of the greatest length. Computes a pass."""
-    cache = model.new_cache(1)
-    memory = cache.memory
-    model.prefill((0,), cache)  # keys and values are allocated by the first pass, which knows their shapes
-    return max_num_seqs * model.max_length * memory.nbytes // memory.num_slots
 
 
 def run_follower(config: EngineConfig, rank: int, meeting: Rendezvous) -> None:

@@ -1,11 +1,13 @@
 """One vLLM for `run.py`, in an environment that has vLLM: settings as an argument, lines of JSON in and out.
 
-    in   {"prompts": [[token ids] ...], "num_tokens": 64, "kills": [10, 30], "settings": {"wait_ms": 10}}
+    in   {"prompts": [[token ids] ...], "num_tokens": [64 ...], "kills": [10, 30], "settings": {"wait_ms": 10},
+          "pads": true}
     out  {"token_ids": [[...] ...], "seconds": 1.2, "counts": {...}}
 
-`kills`: the draft is killed before these calls of the proposer, each counted from the kill before. `settings`: how
-`AsyncProposer` waits from now on (given at the start, each value would have vLLM compile the model anew). `counts`:
-what the calls of this order counted.
+`num_tokens`: of each answer. `kills`: the draft is killed before these calls of the proposer, each counted from the
+kill before. `settings`: how `AsyncProposer` waits from now on, and in which batches it drafts (given at the start, each
+value would have vLLM compile the model anew). `pads`: fill the proposer's lists up, as for graphs. `counts`: what the
+calls of this order counted.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import time
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 
 def main() -> None:
@@ -39,12 +42,14 @@ def main() -> None:
     print("{}", file=replies, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        params = SamplingParams(temperature=0.0, max_tokens=order["num_tokens"], ignore_eos=True)
+        params = [SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True) for number in order["num_tokens"]]
         prompts = [{"prompt_token_ids": token_ids} for token_ids in order["prompts"]]
         kills[:] = order.get("kills", ())
         if "settings" in order:
             batch = runner.drafter.batch
             batch.settings = replace(batch.settings, **order["settings"])
+        if order.get("pads"):
+            runner.drafter.compilation = Mock()  # whose every answer is true
         before = counts_of(runner)
         start = time.perf_counter()
         found = llm.generate(prompts, params, use_tqdm=False)

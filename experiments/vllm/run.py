@@ -1,7 +1,8 @@
 """Compare `AsyncProposer` with vLLM's own ways of drafting: the same target, draft, dtype and prompts, greedy.
 
 vLLM has the first core and the draft the last one, as amusd's own engine; vLLM with its own draft is also given both.
-All take turns, batch by batch, and every answer has the same length. Needs `make vllm`.
+All take turns, batch by batch, and every answer has the same length. With `--shrinking` plain vLLM and `AsyncProposer`
+answer at lengths so different that the batch shrinks for most of the time. Needs `make vllm`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,18 @@ KILLS = (5, 20, 10)
 
 VARIANTS: Mapping[str, Document] = {"": {"wait_ms": 0}, ", waits 10 ms": {"wait_ms": 10}}
 """Settings of `AsyncProposer`."""
+SHRINKING: Mapping[str, Document] = {
+    ", always": {"draft_up_to_rows": 32},
+    **{f", up to {number} rows": {"draft_up_to_rows": number} for number in (16, 8, 4)},
+}
+"""Those with `--shrinking`."""
+MAX_NUM_SEQS = 32
+SKEW = 4
+SHORTEST = 8
+"""The n-th of N lengths is (n / N) ** `SKEW` of the longest, and no shorter than this many tokens."""
 
-Answer = Callable[[Sequence[Sequence[int]], int], Document]
-"""Prompts and number of tokens -> `token_ids`, `seconds`, `counts`."""
+Answer = Callable[[Sequence[Sequence[int]], Sequence[int]], Document]
+"""Prompts and number of tokens of each answer -> `token_ids`, `seconds`, `counts`."""
 
 
 def main() -> None:
@@ -54,6 +64,8 @@ def main() -> None:
     parser.add_argument("--both-cores", action="store_true", help="give vLLM's own draft both cores, too")
     parser.add_argument("--candidates", type=int, default=4, help="of AsyncProposer, at most")
     parser.add_argument("--exact", action="store_true", help="plain vLLM and AsyncProposer alone, to compare texts")
+    parser.add_argument("--shrinking", action="store_true", help="answers of very different lengths, --tokens at most")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all is asked")
     parser.add_argument("--kills", action="store_true", help="kill AsyncProposer's draft in every batch")
     run(parser, measure)
 
@@ -73,14 +85,16 @@ def measure(request: Request, arguments: argparse.Namespace) -> None:
         answers: dict[str, Answer] = {}
         for name, settings in systems(arguments, str(embedded_target_path()), str(draft)).items():
             vllm = stack.enter_context(Vllm(arguments.python, settings, request.runs / f"{name}.log"))
-            answers |= variants(vllm, kills) if name == PROPOSER else {name: vllm.answer}
-        encode, own = _own_engine(stack)
-        answers |= {} if arguments.exact else {OURS: own}
+            own = variants(vllm, kills, SHRINKING if arguments.shrinking else VARIANTS)
+            answers |= own if name == PROPOSER else {name: vllm.answer}
+        encode, amusd = _own_engine(stack)
+        answers |= {} if arguments.exact or arguments.shrinking else {OURS: amusd}
         prompts = [encode(prompt.turns) for prompt in request.load()]
         for answer in answers.values():
-            answer(prompts[:1], WARM_UP_TOKENS)
+            answer(prompts[:1], [WARM_UP_TOKENS])
         found = [
-            _take_turns(answers, prompts[start : start + size], request.num_tokens, size)
+            _take_turns(answers, prompts[start : start + size], request.num_tokens, size, arguments.shrinking)
+            for _ in range(arguments.rounds)
             for size in arguments.batch_sizes
             for start in range(0, len(prompts), size)
         ]
@@ -98,7 +112,7 @@ def systems(arguments: argparse.Namespace, target: str, draft: str) -> dict[str,
         "model": target,
         "dtype": "float32",
         "max_model_len": 1024,
-        "max_num_seqs": 8,
+        "max_num_seqs": MAX_NUM_SEQS if arguments.shrinking else 8,
         "enable_prefix_caching": False,
         "kv_cache_memory_bytes": 1 << 29,
     }
@@ -119,9 +133,9 @@ def systems(arguments: argparse.Namespace, target: str, draft: str) -> dict[str,
                 own, **drafting("draft_model", number, model=draft)
             )
     proposer = drafting("custom_class", arguments.candidates, model="amusd.integrations.vllm.AsyncProposer")
-    ours = {"drafter": {"kind": "embedded"}, "cores": cores[-1:]}
+    ours = {"drafter": {"kind": "embedded"}, "cores": cores[-1:], "max_num_seqs": MAX_NUM_SEQS}
     found[PROPOSER] = vllm(cores[:1], **proposer, additional_config={"amusd": ours})
-    return {name: found[name] for name in (PLAIN, PROPOSER)} if arguments.exact else found
+    return {name: found[name] for name in (PLAIN, PROPOSER)} if arguments.exact or arguments.shrinking else found
 
 
 class Vllm:
@@ -156,7 +170,7 @@ class Vllm:
         with self._process:  # which waits for it, and closes its output
             self.exit_code = self._process.wait()
 
-    def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int, **more: Any) -> Document:
+    def answer(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int], **more: Any) -> Document:
         """See `Answer`. `more`: as of `engine.py`."""
         assert self._process.stdin is not None
         order = {"prompts": prompts, "num_tokens": num_tokens, **more}
@@ -175,11 +189,18 @@ class Vllm:
         return document
 
 
-def variants(vllm: Vllm, kills: Sequence[int]) -> dict[str, Answer]:
-    """AsyncProposer with each of `VARIANTS`."""
+def variants(vllm: Vllm, kills: Sequence[int], choices: Mapping[str, Document]) -> dict[str, Answer]:
+    """AsyncProposer with each of these settings."""
     return {
-        f"{PROPOSER}{name}": partial(vllm.answer, kills=kills, settings=settings) for name, settings in VARIANTS.items()
+        f"{PROPOSER}{name}": partial(vllm.answer, kills=kills, settings=settings) for name, settings in choices.items()
     }
+
+
+def lengths_of(longest: int, number: int, *, shrinking: bool) -> list[int]:
+    """Tokens of each answer of a batch; if `shrinking`, a few are long."""
+    if not shrinking:
+        return [longest] * number
+    return [max(SHORTEST, round(longest * ((index + 1) / number) ** SKEW)) for index in range(number)]
 
 
 def _own_engine(stack: ExitStack) -> tuple[Callable[[Any], list[int]], Answer]:
@@ -194,9 +215,9 @@ def _own_engine(stack: ExitStack) -> tuple[Callable[[Any], list[int]], Answer]:
     engine = stack.enter_context(Engine.start(config))
     pin_to(cores_for("target", allowed_cores(), hardware))
 
-    def answer(prompts: Sequence[Sequence[int]], num_tokens: int) -> Document:
+    def answer(prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> Document:
         start = time.perf_counter()
-        found = engine.generate([*prompts], SamplingParams(max_new_tokens=num_tokens, ignore_eos=True))
+        found = engine.generate([*prompts], SamplingParams(max_new_tokens=num_tokens[0], ignore_eos=True))
         seconds = time.perf_counter() - start
         return {"token_ids": [[*each.token_ids] for each in found], "seconds": seconds, "counts": {}}
 
@@ -204,10 +225,11 @@ def _own_engine(stack: ExitStack) -> tuple[Callable[[Any], list[int]], Answer]:
 
 
 def _take_turns(
-    answers: Mapping[str, Answer], prompts: Sequence[Sequence[int]], num_tokens: int, size: int
+    answers: Mapping[str, Answer], prompts: Sequence[Sequence[int]], num_tokens: int, size: int, shrinking: bool
 ) -> Document:
-    found = {name: answer(prompts, num_tokens) for name, answer in answers.items()}
-    number = num_tokens * len(prompts)
+    lengths = lengths_of(num_tokens, len(prompts), shrinking=shrinking)
+    found = {name: answer(prompts, lengths) for name, answer in answers.items()}
+    number = sum(lengths)
     plain = found[PLAIN]["token_ids"]
     same = {
         name: sum(one == other for one, other in zip(each["token_ids"], plain, strict=True))
@@ -217,6 +239,7 @@ def _take_turns(
     return {
         "size": size,
         "num_answers": len(prompts),
+        "num_tokens": number,
         "ms_per_token": {name: each["seconds"] / number * 1e3 for name, each in found.items()},
         "as_plain": same,
         "counts": {name: each["counts"] for name, each in found.items() if each["counts"]},
@@ -230,6 +253,7 @@ def rows_of(batches: Sequence[Document]) -> list[Document]:
             "name": name,
             "batch_size": batches[0]["size"],
             "ms_per_token": statistics.fmean(each["ms_per_token"][name] for each in batches),
+            "seconds": statistics.fmean(each["ms_per_token"][name] * each["num_tokens"] / 1e3 for each in batches),
             "num_as_plain": sum(each["as_plain"][name] for each in batches),
             "num_answers": sum(each["num_answers"] for each in batches),
             "counts": {
@@ -243,7 +267,7 @@ def rows_of(batches: Sequence[Document]) -> list[Document]:
 
 def rows_text(rows: Sequence[Document]) -> str:
     """A line for each system and batch size."""
-    header = ("batch", "system", "ms/token", "x plain", "as plain", "rows without", "accepted of proposed")
+    header = ("batch", "system", "ms/token", "last token s", "x plain", "as plain", "rows without", "accepted")
     plain = {row["batch_size"]: row["ms_per_token"] for row in rows if row["name"] == PLAIN}
     lines = []
     for row in rows:
@@ -253,6 +277,7 @@ def rows_text(rows: Sequence[Document]) -> str:
                 str(row["batch_size"]),
                 row["name"],
                 f"{row['ms_per_token']:.1f}",
+                f"{row['seconds']:.1f}",
                 f"{plain[row['batch_size']] / row['ms_per_token']:.2f}",
                 f"{row['num_as_plain']}/{row['num_answers']}",
                 f"{counts['rows_without']}/{counts['rows']}" if counts else "",

@@ -6,7 +6,7 @@ Needs an environment with vLLM (`make vllm`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.runtime.cores import allowed_cores
 from experiments.vllm.run import Vllm
-from tests.launch.processes import ROOT
+from tests.launch.processes import ROOT, run
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 INSTALLED = ROOT / ".venv-vllm" / ".installed"
@@ -25,6 +25,33 @@ PROMPTS = [
 ]
 NUM_TOKENS = 24
 KILLS = [2, 5, 4]
+DISPATCH = """
+from types import SimpleNamespace as Space
+from unittest.mock import Mock
+import numpy as np
+from vllm.config.compilation import CompilationConfig, CompilationMode
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from amusd.integrations.vllm import AsyncProposer
+for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE"):
+    sizes = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 40], "max_cudagraph_capture_size": 40}
+    compilation = CompilationConfig(mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=mode, **sizes)
+    compilation.set_splitting_ops_for_v1("allgather_reducescatter")
+    compilation.adjust_cudagraph_sizes_for_spec_decode(5)
+    limits = Space(max_num_seqs=8)
+    config = Space(compilation_config=compilation, num_speculative_tokens=4, lora_config=None, scheduler_config=limits)
+    dispatcher = CudagraphDispatcher(config)
+    dispatcher.initialize_cudagraph_keys(compilation.cudagraph_mode, 5)
+    proposer, settings = AsyncProposer.__new__(AsyncProposer), Space(draft_up_to_rows=3)
+    proposer.compilation = compilation
+    for found in ([[7], [], [8, 9]], [[]] * 4):
+        proposer.batch = Mock(settings=settings, num_candidates=4, propose=lambda *_: found)
+        rows = proposer.propose([[1]] * len(found), np.ones(4, np.int32), np.ones((4, 9), np.int32))
+        lengths = [1 + len(row) for row in rows]
+        is_uniform = GPUModelRunner._is_uniform_decode(max(lengths), 5, sum(lengths), len(rows))
+        print(mode, dispatcher.dispatch(sum(lengths), uniform_decode=is_uniform)[0].name, sum(lengths))
+"""
+"""Says which graphs vLLM replays for a small batch and a large one, and for how many rows of a pass."""
 
 pytestmark = [
     pytest.mark.long,
@@ -35,11 +62,12 @@ pytestmark = [
 
 
 def texts_of(
-    vllm: Vllm, prompts: list[list[int]], batch_size: int, kills: Sequence[int] = ()
+    vllm: Vllm, prompts: list[list[int]], batch_size: int, **more: Any
 ) -> tuple[list[list[int]], Counter[str]]:
     texts, counts = list[list[int]](), Counter[str]()
     for start in range(0, len(prompts), batch_size):
-        reply = vllm.answer(prompts[start : start + batch_size], NUM_TOKENS, kills=kills)
+        asked = prompts[start : start + batch_size]
+        reply = vllm.answer(asked, [NUM_TOKENS] * len(asked), **more)
         texts += reply["token_ids"]
         counts.update(reply["counts"])
     return texts, counts
@@ -68,6 +96,20 @@ def plain(
         return {batch_size: texts_of(vllm, prompts, batch_size)[0] for batch_size in (1, 8)}
 
 
+def test_vllm_replays_its_full_graphs_for_what_the_proposer_returns() -> None:
+    done = run([str(PYTHON), "-c", DISPATCH], ROOT)
+    assert done.stdout.splitlines() == [
+        "FULL_AND_PIECEWISE FULL 15",
+        "FULL_AND_PIECEWISE PIECEWISE 4",
+        "FULL_DECODE_ONLY FULL 15",
+        "FULL_DECODE_ONLY NONE 4",
+        "FULL FULL 6",
+        "FULL FULL 4",
+        "PIECEWISE PIECEWISE 6",
+        "PIECEWISE PIECEWISE 4",
+    ], done.stderr
+
+
 @pytest.mark.parametrize("wait_ms", [0, 50])
 def test_vllm_gives_its_own_texts_with_a_draft_beside_it(
     embedded_folder: Path, prompts: list[list[int]], plain: dict[int, list[list[int]]], tmp_path: Path, wait_ms: int
@@ -82,7 +124,13 @@ def test_vllm_gives_its_own_texts_with_a_draft_beside_it(
             assert counts["losses"] == 0
             if wait_ms:
                 assert counts["accepted"] > 0
-        texts, counts = texts_of(vllm, prompts, 8, KILLS)
+        texts, counts = texts_of(vllm, prompts, 8, kills=KILLS)
         assert texts == plain[8]
         assert counts["losses"] > 0
         assert texts_of(vllm, prompts, 8)[0] == plain[8]
+        texts, counts = texts_of(vllm, prompts, 8, pads=True)
+        assert texts == plain[8]
+        assert counts["accepted"] <= counts["proposed"]
+        texts, counts = texts_of(vllm, prompts, 8, settings={"draft_up_to_rows": 7})
+        assert texts == plain[8]
+        assert counts["rows"] == 0

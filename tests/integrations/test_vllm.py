@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -18,6 +19,7 @@ from chains import propose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_link import MemoryTransport, memory_pair
+from runtime.gpu_doubles import pretend_gpus
 from runtime.table_tree import TableTreeDrafter
 from table_model import TableModel
 
@@ -34,6 +36,7 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.patience import MAX_NONSENSE, SILENCES
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
+from tests.launch.test_draft import Server
 from tests.warm import Popen
 
 CAPACITY, VOCAB_SIZE, NUM_CANDIDATES, MAX_NUM_SEQS = 40, 6, 4, 3
@@ -111,13 +114,16 @@ class Drafts:
 class Runner:
     """Rows of tokens as vLLM's model runner has them, verified greedily against the target's own text."""
 
-    def __init__(self, *prompts: tuple[int, ...], drafts: Drafts | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *prompts: tuple[int, ...], drafts: Drafts | None = None, capacity: int = CAPACITY, **settings: Any
+    ) -> None:
         self.drafts = drafts = drafts or Drafts()
         self.seconds = 0.0
-        config = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."), max_num_seqs=MAX_NUM_SEQS, **settings)
+        settings = {"max_num_seqs": MAX_NUM_SEQS, **settings}
+        config = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."), **settings)
         recorder = Recorder("target", now_ns=lambda: round(self.seconds * 1e9))
         client = DraftClient(recorder, Connection(source=drafts), hello_seconds=0.0)
-        self.batch = Batch(client, config, VOCAB_SIZE, CAPACITY, NUM_CANDIDATES)
+        self.batch = Batch(client, config, VOCAB_SIZE, capacity, NUM_CANDIDATES)
         self.ids = np.zeros((8, CAPACITY), np.int32)
         self.rows: list[tuple[int, ...]] = []
         self.lengths: list[int] = []
@@ -179,11 +185,14 @@ ACTIONS = st.tuples(
 
 
 @settings(max_examples=60)
-@given(st.lists(ACTIONS, max_size=40), st.sampled_from([MODEL, STRANGER]), st.sampled_from([1, 5]))
+@given(
+    st.lists(ACTIONS, max_size=40), st.sampled_from([MODEL, STRANGER]), st.sampled_from([1, 5]), st.sampled_from([2, 9])
+)
 def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
-    actions: list[tuple[str, int, int]], model: TableModel, rows_per_step: int
+    actions: list[tuple[str, int, int]], model: TableModel, rows_per_step: int, most: int
 ) -> None:
-    runner, away = Runner(PROMPTS[0], drafts=Drafts(model), rows_per_step=rows_per_step), list[Any]()
+    runner = Runner(PROMPTS[0], drafts=Drafts(model), rows_per_step=rows_per_step, draft_up_to_rows=most)
+    away = list[Any]()
     for action, number, steps in actions:
         index = number % max(1, len(runner.rows))
         runner.drafts.let(steps)
@@ -271,6 +280,54 @@ def test_a_row_keeps_its_sequence_wherever_it_moves_and_others_are_closed() -> N
     assert runner.drafts.num_open == MAX_NUM_SEQS
     runner.run()
     assert [bool(candidates) for candidates in runner.proposed] == [True, True, True, False]  # there is no room for it
+
+
+def test_nothing_is_sent_while_the_batch_is_large_and_drafting_goes_on_when_it_has_shrunk() -> None:
+    runner = Runner(*PROMPTS[:2], draft_up_to_rows=2)
+    runner.run()
+    runner.drafts.let(40)
+    runner.run()
+    assert all(runner.proposed)
+    runner.add(PROMPTS[2])
+    runner.drafts.let(40)
+    num_accepted = sum(runner.run())
+    for _ in range(3):
+        runner.drafts.let(9)
+        assert runner.drafts.num_unread == 0
+        assert runner.proposed == [[], [], []]
+        runner.run()
+    assert runner.batch.counts.accepted == num_accepted  # by the first pass of the large batch
+    assert runner.batch.counts.rows == 4
+    runner.remove(1)
+    for _ in range(2):
+        runner.run()
+        runner.drafts.let(40)
+    assert all(runner.proposed)
+    assert runner.drafts.num_open == 2
+
+
+def test_a_row_beyond_the_longest_is_left_alone_and_makes_room() -> None:
+    runner = Runner(PROMPTS[0], PROMPTS[4], capacity=len(PROMPTS[4]), max_num_seqs=1)
+    runner.run()
+    assert runner.lengths == [4, 6]
+    runner.drafts.let(9)
+    runner.run()
+    assert [bool(candidates) for candidates in runner.proposed] == [False, False]  # the first one is at its end
+    runner.run()
+    runner.add(PROMPTS[2])
+    for _ in range(2):
+        runner.run()
+        runner.drafts.let(9)
+    assert [bool(candidates) for candidates in runner.proposed] == [False, False, True]
+    assert runner.drafts.num_open == 1
+
+
+def test_tokens_that_were_no_candidates_count_as_none() -> None:
+    runner = Runner(PROMPTS[0])
+    text = np.array(TEXTS[PROMPTS[0]], np.int32)
+    for length, num_new in ((4, 1), (8, 4), (10, 2)):
+        runner.batch.propose([text[:length]], [num_new])
+    assert runner.batch.counts.accepted == 0
 
 
 def test_a_row_whose_last_token_alone_is_that_of_another_begins_anew() -> None:
@@ -442,11 +499,18 @@ def test_a_pass_waits_for_candidates_within_its_limit(wait_ms: int, min_candidat
 # With a draft's process
 
 
+def parallel(**given: Any) -> Any:
+    default = {"rank": 0, "tensor_parallel_size": 1, "local_world_size": 1, "pipeline_parallel_size": 1}
+    default |= {"assigned_physical_gpu_ids": None, "elastic_ep_max_dp_size": 1}
+    return SimpleNamespace(**default | given)
+
+
 def config_of(folder: Path, **additional: Any) -> Any:
     model = SimpleNamespace(model=str(folder / "target"), max_model_len=256, get_vocab_size=lambda: 260)
     return SimpleNamespace(
         model_config=model,
-        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1, world_size=1),
+        parallel_config=parallel(),
+        compilation_config=SimpleNamespace(cudagraph_mode=Mock(separate_routine=lambda: False)),
         speculative_config=SimpleNamespace(num_speculative_tokens=NUM_CANDIDATES),
         device_config=SimpleNamespace(device_type="cpu"),
         additional_config={"amusd": additional},
@@ -488,12 +552,83 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
     assert proposer.counts["losses"] == 1
 
 
+def test_lists_are_of_one_length_where_vllm_has_full_graphs_of_decoding_passes(proposer: AsyncProposer) -> None:
+    texts = [[7, 8, 9], [9, 9]]
+    own = ask(proposer, texts)
+    proposer.compilation.cudagraph_mode.separate_routine = lambda: True
+    padded = ask(proposer, texts)
+    assert padded == [[*candidates, *[0] * (NUM_CANDIDATES - len(candidates))] for candidates in own]
+    assert ask(proposer, texts, num_new=0) == [[], []]
+    assert proposer.counts["proposed"] == 2 * sum(map(len, own))
+    assert proposer.batch is not None
+    proposer.batch.settings = dataclasses.replace(proposer.batch.settings, draft_up_to_rows=1)
+    assert ask(proposer, texts) == [[], []]
+
+
+def test_a_draft_of_another_place_is_found_with_its_keys_and_refused_with_others(
+    small_models: Path, small_pair: list[str], tmp_path: Path
+) -> None:
+    server = Server(tmp_path, small_pair)
+    server.await_line("draft: listens at")
+    drafter = {"kind": "hf", "address": server.address}
+    settings = {"drafter": drafter, "wait_ms": 10_000, "min_chance": 0.0, "startup_timeout_seconds": 20}
+    with pytest.raises(ConfigError, match=r"both ends need transport\.keys"):
+        AsyncProposer(config_of(small_models, **settings, keys=str(tmp_path / "other")))
+    proposer = AsyncProposer(config_of(small_models, **settings, keys=str(tmp_path / "keys")))
+    assert all(ask(proposer, [[7, 8, 9], [9, 9]]))
+    proposer.close()
+    server.process.terminate()
+    server.process.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("visible", "given", "device"),
+    [
+        (None, {}, "cuda:1"),
+        (None, {"tensor_parallel_size": 2, "local_world_size": 2}, "cuda:2"),
+        (None, {"elastic_ep_max_dp_size": 3}, "cuda:3"),  # all that an engine of one data-parallel rank knows
+        (None, {"assigned_physical_gpu_ids": [0, 1, 3], "elastic_ep_max_dp_size": 3}, "cuda:2"),
+        ("6,2,4", {"assigned_physical_gpu_ids": [6, 4], "local_world_size": 2}, "cuda:1"),
+        ("GPU-1,GPU-2", {}, "cuda:1"),
+        (
+            "GPU-1,GPU-2",
+            {"assigned_physical_gpu_ids": [0]},
+            "amusd.device=None: vLLM has 1 ranks here, and sees 2 GPUs",
+        ),
+        (
+            None,
+            {"local_world_size": 4},
+            "amusd.device=None: vLLM has 4 ranks here, and sees 4 GPUs; let it see another",
+        ),
+        (None, {"assigned_physical_gpu_ids": [0], "elastic_ep_max_dp_size": 2}, "or name the draft's device"),
+    ],
+)
+def test_the_draft_is_on_the_first_gpu_that_no_rank_of_vllm_has(
+    visible: str | None, given: dict[str, Any], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    pretend_gpus(monkeypatch, 4)
+    config = config_of(tmp_path)
+    config.device_config.device_type, config.parallel_config = "cuda", parallel(**given)
+    settings = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."))
+    if device.startswith("cuda"):
+        assert settings.engine(config).hardware.devices == ("cpu", device)
+        return
+    with pytest.raises(ConfigError, match=device) as caught:
+        settings.engine(config)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("additional", "said"),
     [
         ({}, "amusd.drafter"),
         ({"drafter": {"kind": "eagle", "model": "somewhere"}}, "hidden states"),
-        ({"drafter": {"kind": "ngram"}, "device": "cuda:99"}, "cuda:99"),
+        ({"drafter": {"kind": "ngram"}, "device": "cuda:99"}, "amusd.device=cuda:99"),
+        ({"drafter": {"kind": "ngram"}, "device": "gpu"}, "amusd.device=gpu: expected cpu or cuda:NUMBER"),
+        ({"drafter": {"kind": "ngram"}, "max_model_len": 1}, "amusd.max_model_len=1"),
         ({"drafter": {"kind": "ngram"}, "wait": 3}, "amusd.wait=3: no such key"),
         ({"drafter": {"kind": "ngram"}, "wait_ms": math.inf}, "amusd.wait_ms"),
     ],
@@ -504,10 +639,17 @@ def test_wrong_settings_end_in_one_line(small_models: Path, additional: dict[str
     assert "\n" not in str(caught.value)
 
 
+def test_pipeline_ranks_whose_batches_take_turns_are_refused_in_one_line(small_models: Path) -> None:
+    config = config_of(small_models, drafter={"kind": "ngram"})
+    config.parallel_config = parallel(pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size=2: .*: 1$"):
+        AsyncProposer(config)
+
+
 def test_only_the_first_rank_of_vllm_has_a_draft(small_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "DraftSource", lambda *_args, **_options: pytest.fail("a draft was started"))
     config = config_of(small_models)
-    config.parallel_config = SimpleNamespace(rank=1, tensor_parallel_size=2, world_size=2)
+    config.parallel_config = parallel(rank=1, tensor_parallel_size=2, local_world_size=2)
     proposer = AsyncProposer(config)
     assert ask(proposer, [[1], [2]]) == [[], []]
     proposer.close()

@@ -385,6 +385,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a server that is away is given up": ("counts = was_met or self.source.process is not None", "counts = True"),
         "a draft without the drafter that is named is taken": ("sorted({*wanted} - {*draft.drafters})", "sorted(())"),
     },
+    ("amusd/runtime/draft_server.py", "tests/runtime/test_devices.py"): {
+        "caches take more than there is": ("if needed > most:", "if False:"),
+    },
     ("amusd/runtime/draft_server.py", "tests/runtime/test_draft_process.py"): {
         "what is wrong with one target ends the draft for all": ("if code != FAILED and not self.is_own:", "if False:"),
     },
@@ -560,6 +563,17 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a prompt in chunks gets candidates": ("self._candidates(row) if new else []", "self._candidates(row)"),
         "a draft that says nothing is kept": ("        self.client.drain()  # an", "        pass  # an"),
         "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
+        "a large batch is drafted for": ("is_small = len(texts) <= ", "is_small = 0 <= "),
+        "what fills a list up counts as accepted": ("min(new - 1, row.num_proposed)", "new - 1"),
+        "a row outgrows its sequence": (" <= len(text) <= self.session.max_length", " <= len(text)"),
+        "lists differ in length": (
+            " if new else each for each, new in rows",
+            " if False else each for each, new in rows",
+        ),
+    },
+    ("amusd/integrations/vllm_settings.py", "tests/integrations/test_vllm.py"): {
+        "batches that take turns are served": ("pipeline_parallel_size) > 1:", "pipeline_parallel_size) > 9:"),
+        "the draft is on a GPU of vLLM's": (" if name not in taken", ""),
     },
     ("amusd/runtime/ranks.py", "tests/runner/test_ranks.py"): {
         "the rank of another version is not named": ('ConfigError(f"rank {rank} of the target: {error}")', "error"),

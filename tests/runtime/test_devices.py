@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,9 +13,11 @@ from lines import logged
 from runtime.gpu_doubles import pretend_gpus
 
 from amusd.commands.doctor import _machine
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.drafters.factory import load_drafters
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.runtime import draft_server
 from amusd.runtime.devices import device_of, devices_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_server import load
 from amusd.tracing.recorder import Recorder
@@ -133,3 +136,19 @@ def test_each_worker_names_its_gpu_before_it_does_anything_else_with_cuda(
     assert claims(lambda: Engine.connect(config, None, Recorder("target"))) == "cuda:2"
     assert claims(lambda: Engine.start(on("cuda:2", "cuda:3", drafters=()))) == "cuda:2"
     assert claims(lambda: load(config)) == "cuda:3"
+
+
+@pytest.mark.parametrize(("fits_memory", "free", "length"), [(True, 0.5, 64), (True, 4.0, 256), (False, 0.5, 256)])
+def test_the_drafts_caches_fit_into_half_of_the_free_memory_where_that_is_asked_for(
+    small_models: Path, monkeypatch: pytest.MonkeyPatch, fits_memory: bool, free: float, length: int
+) -> None:
+    drafter = DrafterConfig(kind="hf", model=str(small_models / "draft"), dtype="float32")
+    target = TargetConfig(kind="hf", model=str(small_models / "target"))
+    sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 3, "fits_memory": fits_memory}
+    config = on("cpu", target=target, drafters=(drafter,), **sizes)
+    [model] = load_drafters(config, "cpu").models
+    monkeypatch.setattr(draft_server, "free_bytes", lambda _device: round(free * model.cache_bytes(3)))
+    offer = load(config)
+    assert [drafter.max_length for drafter in offer.drafters["hf"]] == [length] * 3
+    lines = [note for note in offer.notes if "caches hold" in note]
+    assert lines == ([f"its 3 caches hold {length} tokens each, in half of the free memory"] if length < 256 else [])

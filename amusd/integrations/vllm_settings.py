@@ -1,0 +1,96 @@
+"""The settings of `AsyncProposer` (`amusd/integrations/vllm.py`), and the device that it takes beside vLLM's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
+from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS, Device, Length
+from amusd.errors import ConfigError
+from amusd.protocol.messages import Width
+from amusd.runtime.devices import count_gpus, why_missing
+from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, from_mapping, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposerConfig(Settings):
+    """What vLLM's `additional_config` says under `amusd`."""
+
+    section = "amusd"
+
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    """As of `amusd`: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... One that reads no hidden states."""
+    keys: Text | None = None
+    """Folder of `amusd keys FOLDER`, for a drafter with an `address` on another machine."""
+    device: Device | None = None
+    """The draft's device, as vLLM's process counts them; None: the first GPU that vLLM leaves, or on CPUs `cpu`."""
+    cores: tuple[CountFromZero, ...] = ()
+    """CPU cores of the draft, which vLLM must not use; empty: the last one of vLLM's process."""
+    rows_per_step: Width = 8
+    """Most tokens that the draft computes for a row in one step, to be ready for vLLM's choice; 1: a chain."""
+    min_chance: Share = 0.2
+    """A candidate is proposed only if the draft's probability of it and all before it is no lower."""
+    wait_ms: Amount = 0.0
+    """How long a pass may wait, at most, for `min_candidates` of each row."""
+    min_candidates: Count = 1
+    """What it waits for."""
+    draft_up_to_rows: Count = 16
+    """Nothing is drafted or sent while vLLM's batch has more rows."""
+    max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 16
+    """Rows that are drafted for at a time; further ones get no candidates."""
+    max_model_len: Length | None = None
+    """Longest row that is drafted for, in tokens; None: what half of the free memory of the draft's device holds."""
+    startup_timeout_seconds: PositiveAmount = 300.0
+    """How long vLLM's start waits for the draft to load."""
+
+    def engine(self, vllm_config: Any) -> EngineConfig:
+        """The configuration of the draft's process. Raises `ConfigError`."""
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        if (number := parallel.pipeline_parallel_size) > 1:  # whose batches take turns
+            allowed = "allowed with AsyncProposer, which has to see every row after each pass: 1"
+            raise ConfigError(f"pipeline_parallel_size={number}: {allowed}")
+        is_named = self.drafter.kind not in ("auto", "synthetic")
+        self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
+        for part in self.drafter.stages:
+            self.require(not part.can.needs_features, "drafter", "reads hidden states, which vLLM does not pass on")
+        needs_gpu = vllm_config.device_config.device_type == "cuda" and self.drafter.kind != "ngram"
+        is_here = self.drafter.address is None
+        device = self.device or (self._gpu_beside(parallel) if is_here and needs_gpu else "cpu")
+        why = why_missing([device]) if is_here else None
+        self.require(why is None, "device", str(why))
+        return EngineConfig(
+            target=TargetConfig(kind="hf", model=model.model),
+            drafters=(self.drafter,),
+            transport=TransportConfig(keys=self.keys),
+            hardware=HardwareConfig(devices=("cpu", device), num_threads=max(1, len(self.cores))),
+            max_model_len=min(model.max_model_len, self.max_model_len or MAX_TOKENS),
+            max_num_seqs=self.max_num_seqs,
+            fits_memory=self.max_model_len is None,
+            startup_timeout_seconds=self.startup_timeout_seconds,
+        )
+
+    def _gpu_beside(self, parallel: Any) -> str:
+        """The first visible GPU that no rank of vLLM has. Raises `ConfigError` where none is known to be free."""
+        visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count_gpus())))).split(",")
+        # An engine of one data-parallel rank is told of no others, but for the most that there may be.
+        num_ranks = parallel.local_world_size * (parallel.elastic_ep_max_dp_size or parallel.data_parallel_size)
+        taken = [*map(str, parallel.assigned_physical_gpu_ids or visible[:num_ranks])]
+        free = [f"cuda:{index}" for index, name in enumerate(visible) if name not in taken]
+        is_known = len(taken) >= num_ranks and {*taken} <= {*visible}
+        number = f"vLLM has {num_ranks} ranks here, and sees {len(visible) if visible[0] else 0} GPUs"
+        self.require(is_known and bool(free), "device", f"{number}; let it see another one, or name the draft's device")
+        return free[0]
+
+
+def settings_of(vllm_config: Any) -> ProposerConfig:
+    """The settings in vLLM's `additional_config`. Raises `ConfigError`."""
+    given = vllm_config.additional_config
+    found = given.get(ProposerConfig.section, {}) if isinstance(given, Mapping) else {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"amusd={shown(found)}: a mapping of settings")
+    return from_mapping(ProposerConfig, found)
