@@ -526,6 +526,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the last tokens of a stream are lost when they show no text": ("or (waiting and ends_untold)", ""),
         "of alternatives that read alike the last one stands": ("entry in reversed(entries)", "entry in entries"),
     },
+    ("amusd/serving/responses.py", "tests/serving/test_api.py"): {
+        "a stream without usage tells no acceptance": (" and not self._tells_usage:", " and False:"),
+    },
     ("amusd/serving/service.py", "tests/serving/test_api.py tests/serving/test_leaving.py"): {
         "all choices have one seed": ("(self._params.seed + choice)", "self._params.seed"),
         "the queue of requests has no end": ("if self.num_in_flight + number > self.room:", "if False:"),
