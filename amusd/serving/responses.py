@@ -1,8 +1,8 @@
 """Tokens to the objects and chunks of OpenAI's protocol. Pure.
 
-A stream is `opening`, any number of `more`, and `usage_chunk` if asked for; `whole` has the same in one object. Tokens
-without text wait for the next. `metrics.speculative_decoding` lies at the root of `whole` and of a stream's last chunk,
-where benchmark clients look for it.
+A stream is `opening` and any number of `more`; `whole` has the same in one object. Tokens without text wait for the
+next. `metrics.speculative_decoding` lies at the root of `whole` and of a stream's last chunk, where benchmark clients
+look for it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Writer:
         self._num_characters = [0] * len(decoders)
         self._ended: dict[int, Generation] = {}
         self._tells_all = body.alternatives is not None or body.token_sources
-        self._tells_usage = bool(body.stream_options.get("include_usage"))
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": "chat.completion" if self._is_chat else "text_completion",
@@ -64,7 +63,7 @@ class Writer:
         return [self._chunk([self._choice(i, said)]) for i in range(len(self._decoders) if self._is_chat else 0)]
 
     def more(self, index: int, tokens: Sequence[Token], generation: Generation | None = None) -> list[dict[str, Any]]:
-        """Chunks of newly readable tokens, and of the end of a choice."""
+        """Chunks of newly readable tokens, and of the end of a choice; behind the last one the usage, if asked for."""
         waiting, chunks = [*self._waiting[index], *tokens], []
         ends_untold = generation is not None and self._tells_all
         if any(token.text for token in waiting) or (waiting and ends_untold):
@@ -77,13 +76,11 @@ class Writer:
             self._ended[index] = generation
             said = {"delta": {}} if self._is_chat else {"text": ""}
             chunks.append(self._chunk([self._choice(index, said, generation=generation)]))
-            if len(self._ended) == len(self._decoders) and not self._tells_usage:
-                chunks[-1]["metrics"] = self._totals()["metrics"]
+            if len(self._ended) == len(self._decoders):
+                totals = self._totals()
+                chunks += [self._chunk([]) | totals] if self._request.stream_options.get("include_usage") else []
+                chunks[-1]["metrics"] = totals["metrics"]
         return chunks
-
-    def usage_chunk(self) -> dict[str, Any]:
-        """The chunk behind all choices."""
-        return {**self._chunk([]), **self._totals()}
 
     def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
         """The answer that is not streamed."""
@@ -114,7 +111,7 @@ class Writer:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        told = {"usage": None} if self._tells_usage else {}
+        told = {"usage": None} if self._request.stream_options.get("include_usage") else {}
         return {**self._head, "object": kind, "choices": choices, **told}
 
     def _choice(

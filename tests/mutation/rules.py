@@ -527,7 +527,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "of alternatives that read alike the last one stands": ("entry in reversed(entries)", "entry in entries"),
     },
     ("amusd/serving/responses.py", "tests/serving/test_api.py"): {
-        "a stream without usage tells no acceptance": (" and not self._tells_usage:", " and False:"),
+        "a stream without usage tells no acceptance": ('            chunks[-1]["metrics"] =', "            _ ="),
     },
     ("amusd/serving/service.py", "tests/serving/test_api.py tests/serving/test_leaving.py"): {
         "all choices have one seed": ("(self._params.seed + choice)", "self._params.seed"),
@@ -544,7 +544,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a rollback is told though candidates are left": (" and not event.num_ready", ""),
     },
     ("amusd/workload.py", "tests/commands/test_generate.py"): {
-        "a file is begun anew": ("prompts[AnswersFile(config).num_done(prompts) :]", "prompts"),
+        "a file is begun anew": ("AnswersFile(config).rest(", "list("),
+        "a conversation goes on without its answers": ('{"role": "assistant", "content": answer}, ', ""),
     },
     ("amusd/workload.py", "tests/test_workload.py"): {
         "lines end where text does not": ('.split("\\n"), start=1', ".splitlines(), start=1"),
