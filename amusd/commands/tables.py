@@ -135,7 +135,7 @@ def summary_of(rows: Sequence[Row], config: RunConfig, environment: Mapping[str,
         "pair": f"{PurePath(target).name}, {PurePath(drafter).name}",
         **speeds,
         "ratio": speeds["asynchronous"] / speeds["synchronous"],
-        "acceptance_length": own["mean_acceptance_length"],
+        "acceptance_length": own["mean_acceptance_length"] or 1.0,
         "commit": environment["commit"],
     }
 
