@@ -126,12 +126,12 @@ def summary_of(rows: Sequence[Row], config: RunConfig, environment: Mapping[str,
         return {}
     speeds = {mode: best[mode]["tokens_per_second"] for mode in get_args(Mode)}
     engine, own, cpu = config.engine_for("compare"), best["asynchronous"], environment["cpu"]
-    gpus = environment["gpus"][: len({*devices_of(engine)} - {"cpu"})]
+    used = [line.split(",")[0] for line in environment["gpus"][: len({*devices_of(engine)} - {"cpu"})]]
+    used += [f"{cpu['model']}, {cpu['allowed_cores']} cores"] if "cpu" in devices_of(engine) else []
     target = config.target.model or config.hardware.synthetic or config.target.kind
     drafter = next(one.model or one.kind for one in engine.drafters if one.kind == own["drafter"])
-    machine = f"{len(gpus)} x {gpus[0].split(',')[0]}" if gpus else f"{cpu['model']}, {cpu['allowed_cores']} cores"
     return {
-        "machine": machine,
+        "machine": " + ".join(used),
         "pair": f"{PurePath(target).name}, {PurePath(drafter).name}",
         **speeds,
         "ratio": speeds["asynchronous"] / speeds["synchronous"],
