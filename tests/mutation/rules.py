@@ -21,6 +21,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "[answer.result() for answer in answers]",
             "[answer.result() for answer in reversed(answers)]",
         ),
+        "the answers between turns are not plain decoding's": ("sampling, decoding=self.plain.decoding)", "sampling)"),
     },
     ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
         "a drafter that cannot run ahead is asked to": (" and not runs_ahead(kind):", " and False:"),
@@ -551,6 +552,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "lines end where text does not": ('.split("\\n"), start=1', ".splitlines(), start=1"),
         "the last answer of a conversation is part of the prompt": ("answers[-1]", "answers[-1] + 1"),
         "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
+        "SPEED-Bench's placeholder is asked": ("if _PLACEHOLDER in line:", "if False:"),
     },
     ("amusd/integrations/vllm.py", "tests/integrations/test_vllm.py"): {
         "sequences without a row stay open": ("            self.client.close(row)\n", "            pass\n"),
