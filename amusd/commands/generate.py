@@ -81,7 +81,7 @@ def generate_file(job: Job, engine: Engine) -> Done:
             answer = engine.submit(token_ids, config.sampling, decoding=decoding, reference=reference)
             asked[answer] = prompt
             yield answer
-            said.append(answer.result().text)
+            said += [answer.result().text] if prompt.later else []  # one that failed is told in its turn
 
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
     result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
