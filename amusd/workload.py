@@ -22,17 +22,26 @@ from amusd.errors import ConfigError
 from amusd.files import cannot_write
 from amusd.settings import Text, to_mapping
 
-_EXPECTED = "expected an object with a text 'prompt' or 'question', texts 'turns' or an unanswered 'conversation'"
+_EXPECTED = (
+    "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
+)
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""Begins the texts of SPEED-Bench that are not published with it (`docs/datasets.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPrompt:
-    """One prompt of a workload."""
+    """One prompt of a workload, and what its conversation asks behind the answer."""
 
     number: int
     """Line of the file, from 1."""
     turns: tuple[dict[str, str], ...]
-    category: str | None
+    category: str | None = None
+    question_id: Any = None
+    later: tuple[dict[str, str], ...] = ()
+    """The user's further messages."""
+    turn: int = 1
+    """Place of the asked message among the user's `messages`, from 1."""
 
     @property
     def text(self) -> str:
@@ -44,15 +53,26 @@ class WorkloadPrompt:
         """The message if it is the only one, else all turns."""
         return self.text if len(self.turns) == 1 else list(self.turns)
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The names of the prompt beside its line."""
+        return {"turn": self.turn, "category": self.category, "question_id": self.question_id}
+
+    def following(self, answer: str) -> WorkloadPrompt | None:
+        """The conversation with its next message behind `answer`; None if there is none."""
+        if not self.later:
+            return None
+        turns = (*self.turns, {"role": "assistant", "content": answer}, self.later[0])
+        return dataclasses.replace(self, turns=turns, later=self.later[1:], turn=self.turn + 1)
+
 
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
     """The prompts to answer; with `out`, those that are left, perhaps none.
 
-    Raises `ConfigError` as `load_prompts` and `AnswersFile.num_done`.
+    Raises `ConfigError` as `load_prompts` and `AnswersFile.rest`.
     """
     if command == "generate" and config.out is not None:
-        prompts = load_prompts(config.workload, sys.maxsize)
-        return prompts[AnswersFile(config).num_done(prompts) :]
+        return AnswersFile(config).rest(load_prompts(config.workload, sys.maxsize))
     if command == "generate" and config.prompt is not None:
         return [user_prompt(config.prompt)]
     if command == "generate":
@@ -90,15 +110,13 @@ def _read(config: WorkloadConfig) -> str:
         if path.exists() and not path.is_file():
             raise ConfigError(f"workload.path={path}: not a regular file, which can be read more than once")
         return path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"workload.path={path}: not UTF-8 text (byte {error.start}: {error.reason})") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"workload.path={path}: {error}") from error
 
 
 def user_prompt(text: str) -> WorkloadPrompt:
     """A prompt that is one message."""
-    return WorkloadPrompt(1, ({"role": "user", "content": text},), None)
+    return WorkloadPrompt(1, ({"role": "user", "content": text},))
 
 
 class _Turn(msgspec.Struct):
@@ -113,26 +131,34 @@ class _Record(msgspec.Struct):
     question: Text | None = None
     turns: tuple[Text, ...] | None = None
     conversation: tuple[_Turn, ...] | None = None
+    messages: tuple[_Turn, ...] | None = None
     category: Any = None
+    question_id: Any = None
 
-    def asked(self) -> tuple[dict[str, str], ...]:
-        if not self.conversation:
-            texts = self.prompt, *(self.turns or ()), self.question
-            return next((user_prompt(text).turns for text in texts if text is not None), ())
-        answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
-        turns = self.conversation[: answers[-1]] if answers else self.conversation
-        return tuple({"role": turn.role, "content": turn.content} for turn in turns)
+    def asked(self) -> tuple[Sequence[_Turn], Sequence[_Turn]]:
+        """The turns to answer, and the user's messages behind them."""
+        if self.conversation:
+            answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
+            return self.conversation[: answers[-1] if answers else None], ()
+        texts = [text for text in (self.prompt, *(self.turns or ()), self.question) if text is not None][:1]
+        messages = [turn for turn in self.messages or () if turn.role != "assistant"]
+        said = [_Turn("user", text) for text in texts] or messages
+        first = next((place for place, turn in enumerate(said, start=1) if turn.role == "user"), 0)
+        return said[:first], said[first:]
 
 
 def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
+    if _PLACEHOLDER in line:
+        raise ConfigError(f"{source}: line {number}: SPEED-Bench's placeholder; its prepare.py fetches the text")
     try:
         record = msgspec.json.decode(line, type=_Record)
-        if not (turns := record.asked()):
+        turns, later = (tuple(map(msgspec.to_builtins, part)) for part in record.asked())
+        if not turns:
             raise ValueError("there is none of these")
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({error})") from error
     category = None if record.category is None else " ".join(str(record.category).split())
-    return WorkloadPrompt(number, turns, category)
+    return WorkloadPrompt(number, turns, category, record.question_id, later)
 
 
 _DECISIVE = ("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept")
@@ -142,13 +168,15 @@ class _Answer(msgspec.Struct):
     id: int
     prompt: Any
     settings: str
+    text: str = ""
+    turn: int = 1
 
 
 class AnswersFile:
     """The file `out`: answers to prompts in order, a JSON object a line; an incomplete line does not count.
 
-    Each object has `id` (the line number of its prompt), `prompt`, the answer, and `settings`: a digest of all settings
-    that can change an answer.
+    Each object has `id` (the line number of its prompt), `turn`, the prompt's `category` and `question_id`,
+    `prompt`, the answer, and `settings`: a digest of all settings that can change an answer.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -158,12 +186,12 @@ class AnswersFile:
         decisive = [*map(values.get, _DECISIVE), config.workload.raw, config.hardware.synthetic]
         self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
-    def num_done(self, prompts: Sequence[WorkloadPrompt]) -> int:
-        """How many of `prompts` are done, up to the last one answered.
+    def rest(self, prompts: Sequence[WorkloadPrompt]) -> list[WorkloadPrompt]:
+        """What is left of `prompts` behind the last answer, which may be amid a conversation.
 
         Raises `ConfigError` if the file is unreadable, or has other answers or settings.
         """
-        places, done = {prompt.number: place for place, prompt in enumerate(prompts)}, 0
+        rest = list(prompts)
         for number, line in enumerate(self._lines(), start=1):
             try:
                 answer = msgspec.json.decode(line, type=_Answer)
@@ -171,11 +199,11 @@ class AnswersFile:
                 raise self._refusal(number, "is no answer that `amusd generate` has written") from None
             if answer.settings != self._settings:
                 raise self._refusal(number, "was answered with other settings")
-            place = places.get(answer.id, -1)
-            if place < done or prompts[place].asked != answer.prompt:
+            place = next((place for place, prompt in enumerate(rest) if prompt.number == answer.id), None)
+            if place is None or (rest[place].turn, rest[place].asked) != (answer.turn, answer.prompt):
                 raise self._refusal(number, "answers another prompt")
-            done = place + 1
-        return done
+            rest[: place + 1] = filter(None, [rest[place].following(answer.text)])
+        return rest
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
@@ -192,7 +220,7 @@ class AnswersFile:
 
     def line(self, prompt: WorkloadPrompt, answer: Mapping[str, Any]) -> bytes:
         """An answer as the file holds it."""
-        record = {"id": prompt.number, "prompt": prompt.asked, **answer, "settings": self._settings}
+        record = {"id": prompt.number, **prompt.labels, "prompt": prompt.asked, **answer, "settings": self._settings}
         return json.dumps(record).encode() + b"\n"
 
     def _lines(self) -> Iterator[bytes]:

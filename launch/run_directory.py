@@ -35,7 +35,7 @@ _FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE, *MEASURED_FILES, *SHOWN_F
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
 _HIDDEN = (
     *("tokens_per_second_per_device", "p50_inter_token_ms", "p99_inter_token_ms", "target_idle_fraction"),
-    *("draft_idle_fraction", "wasted_draft_fraction", "identical_to_autoregressive"),
+    *("draft_idle_fraction", "wasted_draft_fraction", "mean_acceptance_length", "identical_to_autoregressive"),
 )
 """Columns that the table of a sweep leaves out."""
 

@@ -81,13 +81,11 @@ def test_a_command_line_can_be_pasted(
 
 
 OTHERS = """
-CUDA_MPS_ACTIVE_THREAD_PERCENTAGE FastChat MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_ NCCL_SOCKET_IFNAME
+CUDA_MPS_ACTIVE_THREAD_PERCENTAGE MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_ NCCL_SOCKET_IFNAME
 VLLM_CPU_KVCACHE_SPACE VLLM_CPU_OMP_THREADS_BIND api_server bitsandbytes compressed deploy enable_thinking
-entrypoints fastchat generate_until grade_school_math gunzip gz input_batch llm_judge num_concurrent
-num_speculative_tokens_per_batch_size req_ids
-sample_hidden_states sampling_metadata shuf spec_bench take_last_draft_probs taskset tokenizer.model torchao
-data/spec_bench/question.jsonl fastchat/llm_judge/data/mt_bench/question.jsonl grade_school_math/data/test.jsonl
-question.jsonl requests_changed proposer.requests_changed
+entrypoints generate_until input_batch num_concurrent num_speculative_tokens_per_batch_size req_ids
+sample_hidden_states sampling_metadata shuf take_last_draft_probs taskset tokenizer.model torchao
+FastChat question.jsonl qualitative requests_changed proposer.requests_changed throughput_1k
 """
 """Names of other people's programs and files, and of what we ask of them."""
 OURS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,31 +18,67 @@ def write(path: Path, *records: object) -> str:
     return str(path)
 
 
-def test_every_layout_is_read(tmp_path: Path) -> None:
-    turns = zip(("user", "assistant") * 2, ("One", "Two", "Three", "Four"), strict=True)
-    conversation = [{"role": role, "content": content} for role, content in turns]
-    path = write(
-        tmp_path / "prompts.jsonl",
-        {"task_id": "HumanEval/0", "prompt": "def f():\n"},
-        {"turns": ["First", "Second"], "category": "writing"},
-        {"conversation": conversation},
-        {"question": "How many?", "answer": "#### 4"},
-        {"turns": None, "question": "q", "category": None},
-        {"conversation": None, "turns": ["a"], "prompt": None},
-    )
-    prompts = load_prompts(WorkloadConfig(path=path), default=9)
-    assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "Three", "How many?", "q", "a"]
-    assert prompts[2].turns == tuple(conversation[:3])
-    assert [prompt.number for prompt in prompts] == [1, 2, 3, 4, 5, 6]
-    assert prompts[1].category == "writing"
+USER, SYSTEM, ANSWER = ({"role": role, "content": role.title()} for role in ("user", "system", "assistant"))
+LAYOUTS: dict[str, tuple[dict[str, Any], list[dict[str, str]], dict[str, Any]]] = {
+    "HumanEval": (
+        {"task_id": "HumanEval/0", "prompt": "User", "entry_point": "f", "canonical_solution": "", "test": "def check"},
+        [USER],
+        {},
+    ),
+    "MT-Bench": (
+        {"question_id": 81, "category": "writing", "turns": ["User", "Second"], "reference": ["a", "b"]},
+        [USER],
+        {"question_id": 81, "category": "writing"},
+    ),
+    "Spec-Bench": (
+        {"question_id": 161, "category": "math  reasoning", "turns": ["User"]},
+        [USER],
+        {"question_id": 161, "category": "math reasoning"},
+    ),
+    "GSM8K": ({"question": "User", "answer": "#### 4"}, [USER], {}),
+    "SPEED-Bench": (  # as its prepare.py writes it
+        {
+            "question_id": "0123456789abcdef0123456789abcdef", "category": "coding", "source": "s",
+            "src_id": "1", "sub_category": None, "multiturn": True, "messages": [USER, {**USER, "content": "Second"}],
+        },
+        [USER],
+        {"question_id": "0123456789abcdef0123456789abcdef", "category": "coding", "later": ("Second",)},
+    ),
+    "an unanswered conversation": ({"conversation": [USER, ANSWER, USER, ANSWER]}, [USER, ANSWER, USER], {}),
+    "messages with answers": ({"messages": [SYSTEM, USER, ANSWER, USER]}, [SYSTEM, USER], {"later": ("User",)}),
+    "null": ({"turns": None, "question": "User", "category": None, "messages": None, "conversation": None}, [USER], {}),
+}  # fmt: skip
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_read(tmp_path: Path, layout: str) -> None:
+    record, turns, told = LAYOUTS[layout]
+    (prompt,) = load_prompts(WorkloadConfig(path=write(tmp_path / "prompts.jsonl", record)))
+    assert prompt.turns == tuple(turns)
+    found = (prompt.number, prompt.category, prompt.question_id, tuple(turn["content"] for turn in prompt.later))
+    assert found == (1, told.get("category"), told.get("question_id"), told.get("later", ()))
+
+
+def test_a_conversation_asks_its_messages_behind_the_answers(tmp_path: Path) -> None:
+    record = {"messages": [USER, ANSWER, {**USER, "content": "Second"}]}
+    (first,) = load_prompts(WorkloadConfig(path=write(tmp_path / "prompts.jsonl", record)))
+    second = first.following("told")
+    assert second is not None
+    assert second.asked == [USER, {**ANSWER, "content": "told"}, {**USER, "content": "Second"}]
+    assert (first.turn, second.turn, second.following("more")) == (1, 2, None)
+
+
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\\n\\n{question}"
 BAD = {
     "": "no prompts in it",
     '{"turns": "abc"}\n': r"line 1: .*at `\$\.turns`",
     '\n{"prompt": 3}\n': r"line 2: .*Expected `str \| null`, got `int` - at `\$\.prompt`",
     '{"prompt": "\\ud800"}\n': "line 1: expected an object",
     '{"conversation": [{"role": "assistant", "content": "x"}]}\n': "line 1: .*there is none of these",
+    '{"messages": [{"role": "system", "content": "x"}]}\n': "line 1: .*there is none of these",
+    '{"turns": ["a"]}\n{"prompt": "b"}\n{"messages": [{"role": "user", "content": "' + PLACEHOLDER + '"}]}\n': (
+        "line 3: SPEED-Bench's placeholder; its prepare.py fetches the text"
+    ),
     "[" * 100_000: "line 1: .*",
 }
 

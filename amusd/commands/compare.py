@@ -18,16 +18,16 @@ from typing import Any
 
 from amusd.answer import Generation
 from amusd.commands import plots
-from amusd.commands.generate import Encoded, encoded, in_flight, scripts_of
+from amusd.commands.contestants import Contestant, contestants_of
+from amusd.commands.generate import Encoded, in_flight, scripts_of, unfolded
 from amusd.commands.job import Done, Job
-from amusd.commands.tables import report, row_name, settings_of, with_the_best
-from amusd.config import DecodingConfig, RunConfig, SamplingParams
+from amusd.commands.tables import OF_CATEGORIES, report, summary_of, with_the_best
+from amusd.config import RunConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import ANSWERS_FILE, RESULT_FILE, read_json, write_json, write_whole
 from amusd.logs import end_progress, logger, show_progress
 from amusd.models.passes import Rows
-from amusd.runtime.devices import devices_of
 from amusd.tracing.metrics import total
 from amusd.workload import WorkloadPrompt
 
@@ -67,58 +67,10 @@ def compare(job: Job, engine: Engine) -> Done:
         end_progress()
     keep_answers()
     rows = comparison.rows()
-    result = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
+    result: dict[str, Any] = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
     result["environment"] = read_json(folder / "environment.json")
-    return result, report(rows, ["wasted_draft_fraction"]), notes()
-
-
-@dataclass(eq=False)
-class Contestant:
-    """One way to decode, and its answers in the order of the prompts, which repeat if it needs more of them."""
-
-    decoding: DecodingConfig
-    drafter: str | None
-    batch_size: int = 1
-    num_devices: int = 1
-    answers: list[Generation] = field(default_factory=list)
-    seconds: float = 0.0
-    """In which the answers were made."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What names it in a row."""
-        return {**settings_of(self.decoding), "drafter": self.drafter, "batch_size": self.batch_size}
-
-    @property
-    def name(self) -> str:
-        """The name for people."""
-        return row_name(self.settings)
-
-
-def contestants_of(config: RunConfig) -> list[Contestant]:
-    """For each batch size plain decoding, then each drafter's synchronous lengths and asynchronous policies.
-
-    Plain decoding of one answer at a time comes first. `mode` names the only one to compare with plain decoding.
-    """
-    decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
-    plain = replace(decoding, mode="autoregressive")
-    found: list[tuple[DecodingConfig, str | None]] = [(plain, None)]
-    for drafter in config.engine().drafters:
-        has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
-        found += [
-            (replace(decoding, mode="synchronous", num_speculative_tokens=length, tree=is_tree), drafter.kind)
-            for is_tree in dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
-            for length in config.synchronous_lengths()
-        ]
-        policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
-        found += [(replace(decoding, policy=policy), drafter.kind) for policy in policies]
-    sized = dict.fromkeys([(plain, None, 1), *((*one, size) for size in config.compare.batch_sizes for one in found)])
-    return [Contestant(*one, num_devices=count_devices(devices if one[1] else devices[:-1])) for one in sized]
-
-
-def count_devices(devices: Sequence[str]) -> int:
-    """Number of devices: each GPU counts once, and a CPU for each rank (its cores)."""
-    return len({*devices} - {"cpu"}) + devices.count("cpu")
+    result["summary"] = summary_of(rows, job.config, result["environment"])
+    return result, report(rows, ["wasted_draft_fraction", "mean_acceptance_length"], result["summary"]), notes()
 
 
 @dataclass
@@ -149,7 +101,7 @@ class Comparison:
     def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
         """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
         self._warm_up()
-        self.prompts = list(encoded(self.engine, prompts, self.refused, raw=self.config.workload.raw))
+        self.prompts = [encoded for prompt in prompts for encoded in self._unfolded(prompt)]
         if not self.prompts:
             raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {self.refused[0]}")
         turns = list(self._turns())
@@ -166,6 +118,16 @@ class Comparison:
                 contestant.answers += generations
                 contestant.seconds += seconds
             yield
+
+    def _unfolded(self, prompt: WorkloadPrompt) -> Iterator[Encoded]:
+        """Every turn of a conversation. The answers between them are plain decoding's, which are not measured."""
+        said = list[str]()
+        for asked, token_ids in unfolded(self.engine, prompt, said, self.refused, raw=self.config.workload.raw):
+            yield asked, token_ids
+            if asked.later:
+                show_progress(f"prompt {asked.number}: the answer before turn {asked.turn + 1}", 0, 1)
+                plain = self.engine.generate(token_ids, self.config.sampling, decoding=self.plain.decoding)
+                said.append(plain.text)
 
     def _turns(self) -> Iterator[tuple[list[Contestant], list[Encoded]]]:
         """Contestants in order, and the prompts that each answers, by batch size; one at a time first."""
@@ -187,7 +149,7 @@ class Comparison:
         decoding, drafter = contestant.decoding, contestant.drafter
         references = [self._script(prompt, params, decoding, drafter) for prompt in prompts]
         submitted = (
-            self.engine.submit(prompt, params, decoding=decoding, drafter=drafter, reference=reference)
+            iter([self.engine.submit(prompt, params, decoding=decoding, drafter=drafter, reference=reference)])
             for prompt, reference in zip(prompts, references, strict=True)
         )
         begin = time.perf_counter()
@@ -217,7 +179,7 @@ class Comparison:
         return [
             {
                 "prompt": prompt.number,
-                "category": prompt.category,
+                **prompt.labels,
                 "contestant": contestant.name,
                 **contestant.settings,
                 "text": answer.text,
@@ -246,8 +208,7 @@ class Comparison:
         figures = total([answer.metrics for answer in answers]).as_dict()
         median = quartiles = None
         if is_alone:
-            pairs = zip(self.plain.answers, answers, strict=True)
-            ratios = [ms_per_token(plain) / ms_per_token(answer) for plain, answer in pairs]
+            ratios = list(map(speedup, self.plain.answers, answers))
             median = statistics.median(ratios)
             if len(ratios) > 1 and contestant is not self.plain:
                 quartiles = statistics.quantiles(ratios, n=4, method="inclusive")[::2]
@@ -264,12 +225,19 @@ class Comparison:
             **figures,
             "speedup_vs_autoregressive": median,
             "speedup_quartiles": quartiles,
+            "categories": self._by_category(contestant) if is_alone else {},
             "speedup_vs_best_synchronous": None,
             "num_devices": contestant.num_devices,
             "tokens_per_second_per_device": figures["tokens_per_second"] / contestant.num_devices,
             "sequence_ids": [answer.sequence_id for answer in answers],
             "identical_to_autoregressive": self._identity(contestant) if self.repeatable else None,
         }
+
+    def _by_category(self, contestant: Contestant) -> dict[str, dict[str, Any]]:
+        found = dict[str, list[Sequence[Generation]]]()
+        for (prompt, _), *pair in zip(self.prompts, self.plain.answers, contestant.answers, strict=False):
+            found.setdefault(prompt.category or "none", []).append(pair)
+        return {name: _figures(own) for name, own in found.items() if {*found} != {"none"}}
 
     def _identity(self, contestant: Contestant) -> dict[str, Any]:
         asked = itertools.cycle(zip(self.prompts, self.plain.answers, strict=False))
@@ -282,9 +250,17 @@ class Comparison:
         return {"num_prompts": number, "num_identical": number - len(gaps), "first_difference_gaps": gaps}
 
 
-def ms_per_token(answer: Generation) -> float:
-    """The time of an answer, its prompt included."""
-    return answer.metrics.total_ns / 1e6 / answer.metrics.num_tokens
+def _figures(answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
+    """Figures of one category. `answers`: pairs of plain decoding's and another."""
+    figures = total([answer.metrics for _, answer in answers]).as_dict()
+    figures["speedup_vs_autoregressive"] = statistics.median(itertools.starmap(speedup, answers))
+    return {"num_prompts": len(answers), **{name: figures[name] for name in OF_CATEGORIES}}
+
+
+def speedup(plain: Generation, answer: Generation) -> float:
+    """Time per token of plain decoding over that of another answer, the prompt included."""
+    first, second = (one.metrics.total_ns / one.metrics.num_tokens for one in (plain, answer))
+    return first / second
 
 
 def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from amusd.answer import Answer, Generation
@@ -31,13 +31,26 @@ def run(job: Job) -> int:
 
 
 def generate(job: Job, engine: Engine) -> Done:
-    """One answer, streamed. A partial answer is kept when the run is interrupted or killed."""
-    config, prompt = job.config, job.prompts[0]
-    if config.prompt is None:
-        job.console.text(f"> {prompt.text}\n")
-    decoding, prompt_ids = config.decoding(), engine.encode(prompt.turns, raw=config.workload.raw)
-    reference = scripts_of(engine)(prompt_ids, config.sampling, decoding)
-    answer = engine.stream(prompt_ids, config.sampling, decoding=decoding, reference=reference)
+    """One answer, streamed, or those of one conversation; the result is the last."""
+    config, said, refused, summaries = job.config, list[str](), list[str](), list[str]()
+    decoding, script, raw = config.decoding(), scripts_of(engine), config.workload.raw
+    engine.encode(job.prompts[0].turns, raw=raw)  # raises for what cannot be answered at all
+    result: dict[str, Any] = {"complete": True}
+    for prompt, prompt_ids in unfolded(engine, job.prompts[0], said, refused, raw=raw):
+        if config.prompt is None:
+            job.console.text("\n\n" * (prompt.turn > 1) + f"> {prompt.text}\n")
+        reference = script(prompt_ids, config.sampling, decoding)
+        answer = engine.stream(prompt_ids, config.sampling, decoding=decoding, reference=reference)
+        _show(job, engine, answer)
+        said.append(answer.generation.text)
+        summaries.append(_summary(answer.generation))
+        result |= answer.generation.as_dict()
+        result |= {"turn": prompt.turn, "prompt": prompt.asked} if prompt.turn > 1 else {}
+    return result, "", [*summaries, *refused]
+
+
+def _show(job: Job, engine: Engine, answer: Answer) -> None:
+    """Stream an answer. A part of it is kept when the run is interrupted or killed."""
     partial_file = job.folder / PARTIAL_FILE
     partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
@@ -53,35 +66,38 @@ def generate(job: Job, engine: Engine) -> Done:
         raise
     finally:
         partial_file.unlink(missing_ok=True)
-    return {"complete": True, **answer.generation.as_dict()}, "", [_summary(answer.generation)]
 
 
 def generate_file(job: Job, engine: Engine) -> Done:
     """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
     config, max_num_seqs, begin = job.config, engine.worker.max_num_seqs, time.perf_counter()
     out, script, decoding = AnswersFile(config), scripts_of(engine), config.decoding()
-    asked, refused = list[WorkloadPrompt](), list[str]()
+    asked, refused, raw = dict[Answer, WorkloadPrompt](), list[str](), config.workload.raw
 
-    def submitted() -> Iterator[Answer]:
-        for prompt, token_ids in encoded(engine, prompts, refused, raw=config.workload.raw):
-            asked.append(prompt)
+    def conversation(first: WorkloadPrompt) -> Iterator[Answer]:
+        said = list[str]()
+        for prompt, token_ids in unfolded(engine, first, said, refused, raw=raw):
             reference = script(token_ids, config.sampling, decoding)
-            yield engine.submit(token_ids, config.sampling, decoding=decoding, reference=reference)
+            answer = engine.submit(token_ids, config.sampling, decoding=decoding, reference=reference)
+            asked[answer] = prompt
+            yield answer
+            said += [answer.result().text] if prompt.later else []  # one that failed is told in its turn
 
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
     result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
+        num_turns = sum(1 + len(prompt.later) for prompt in prompts)
         try:
-            with closing(in_flight(engine, submitted(), max_num_seqs)) as answers:
+            with closing(in_flight(engine, map(conversation, prompts), max_num_seqs)) as answers:
                 for number, answer in enumerate(answers, start=1):
                     generation = answer.result()
-                    file.write(out.line(asked[number - 1], generation.as_dict()))
+                    file.write(out.line(asked.pop(answer), generation.as_dict()))
                     file.flush()
                     num_tokens, seconds = result["num_tokens"] + len(generation.token_ids), time.perf_counter() - begin
                     result |= {"num_answers": number, "num_tokens": num_tokens, "seconds": seconds}
                     result["tokens_per_second"] = num_tokens / seconds
-                    show_progress(f"{num_tokens / seconds:.1f} tokens/s", number + len(refused), len(prompts))
+                    show_progress(f"{num_tokens / seconds:.1f} tokens/s", number + len(refused), num_turns)
             result["complete"] = True
         finally:
             end_progress()
@@ -105,36 +121,54 @@ def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
     def script(
         prompt: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig, drafter: str | None = None
     ) -> tuple[int, ...]:
-        names = (drafter,) if drafter else engine.drafters[:1]
-        is_told = decoding.mode != "autoregressive" and SYNTHETIC in names
+        is_told = decoding.mode != "autoregressive" and SYNTHETIC in ([drafter] if drafter else engine.drafters[:1])
         return plain_answer(prompt, params) if is_told else ()
 
     return script
 
 
-def encoded(engine: Engine, prompts: Sequence[WorkloadPrompt], refused: list[str], *, raw: bool) -> Iterator[Encoded]:
-    """Prompts and their tokens. One that cannot be used is left out, with a line in `refused`."""
-    for prompt in prompts:
+def unfolded(
+    engine: Engine, prompt: WorkloadPrompt, said: Sequence[str], refused: list[str], *, raw: bool
+) -> Iterator[Encoded]:
+    """A prompt and its tokens, then each further turn of its conversation behind the answer before, the last of `said`.
+
+    It ends at what cannot be used, with a line in `refused`.
+    """
+    asked: WorkloadPrompt | None = prompt
+    while asked is not None:
         try:
-            yield prompt, engine.encode(prompt.turns, raw=raw)
-        except ConfigError as error:  # noqa: PERF203 - the others go on
-            refused.append(f"prompt {prompt.number} was left out: {error}")
+            token_ids = engine.encode(asked.turns, raw=raw)
+        except ConfigError as error:
+            turn = f", turn {asked.turn}," if asked.turn > 1 else ""
+            refused.append(f"prompt {asked.number}{turn} was left out: {error}")
+            return
+        yield asked, token_ids
+        asked = asked.following(said[-1]) if asked.later else None
 
 
-def in_flight(engine: Engine, submitted: Iterator[Answer], number: int) -> Generator[Answer, None, None]:
-    """Keep `number` answers of `submitted` in the making; yield those that are over, in their order."""
-    flying: deque[Answer] = deque()
+def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number: int) -> Generator[Answer, None, None]:
+    """Keep `number` answers in the making; yield those that are over, in the order of their conversations.
+
+    The next answer of a conversation is asked for when the one before is over.
+    """
+    begun = ((rest, own) for rest in conversations if (own := deque(islice(rest, 1))))
+    flying: deque[tuple[Iterator[Answer], deque[Answer]]] = deque()
     try:
         while True:
-            num_free = number - sum(answer.all_tokens_at is None for answer in flying)
-            flying.extend(islice(submitted, max(0, num_free)))
+            num_free = number - sum(own[-1].all_tokens_at is None for _, own in flying)
+            flying.extend(islice(begun, max(0, num_free)))
             if not flying:
                 return
             engine.scheduler.step()
-            while flying and flying[0].is_over:
-                yield flying.popleft()
+            for rest, own in flying:
+                if own[-1].is_over:
+                    own.extend(islice(rest, 1))
+            while flying and flying[0][1][0].is_over:
+                yield flying[0][1].popleft()
+                if not flying[0][1]:
+                    flying.popleft()
     finally:
-        for answer in flying:
+        for answer in chain.from_iterable(own for _, own in flying):
             answer.cancel()
 
 

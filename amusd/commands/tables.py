@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from pathlib import PurePath
+from typing import Any, NamedTuple, get_args
 
-from amusd.config import DecodingConfig
+from amusd.config import DecodingConfig, RunConfig
 from amusd.console import percent, table
 from amusd.policies.factory import policy_name
+from amusd.runtime.devices import devices_of
+from amusd.types import Mode
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
 TIE = 0.02
 """A difference in speed below this counts as none."""
@@ -18,6 +22,8 @@ LEGEND_WIDTH = 118
 _IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
 _ALONE = ("target_idle_fraction", "draft_idle_fraction")
 """Columns that are shown where answers are made several at a time, and those where one at a time."""
+OF_CATEGORIES = ("mean_acceptance_length", "tokens_per_second", "speedup_vs_autoregressive")
+"""Figures that a row also has by category of the prompts."""
 
 
 def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
@@ -64,6 +70,7 @@ COLUMNS = (
     Column("speedup_quartiles", "quartiles", "{0[0]:.2f}-{0[1]:.2f}".format),
     Column("speedup_vs_best_synchronous", "x best sync", "{:.2f}".format, "over the best synchronous length"),
     Column("acceptance_rate", "accepted", percent, "of the judged candidates"),
+    Column("mean_acceptance_length", "length", "{:.2f}".format, "of acceptance: 1 + accepted / passes with candidates"),
     Column("tokens_per_verification", "tokens/pass", "{:.2f}".format, "committed by a target pass"),
     Column("p50_inter_token_ms", "p50 ms", "{:.1f}".format, "time between tokens"),
     Column("p99_inter_token_ms", "p99 ms", "{:.1f}".format),
@@ -75,13 +82,14 @@ COLUMNS = (
 )
 
 
-def report(rows: Sequence[Row], hidden: Sequence[str] = ()) -> str:
-    """`rows_table`, and below it an advice for each batch size."""
+def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None = None) -> str:
+    """`rows_table`, an advice for each batch size, figures by category, and `summary` in a line."""
     sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
     advices = {size: advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     shown = rows_table(rows, [*hidden, *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
-    return "\n\n".join(filter(None, (shown, "\n".join(lines))))
+    values = [f"{key}: {round(it, 2) if isinstance(it, float) else it}" for key, it in (summary or {}).items()]
+    return "\n\n".join(filter(None, (shown, "\n".join(lines), _categories_table(rows), "; ".join(values))))
 
 
 def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequence[Row] = ()) -> str:
@@ -97,6 +105,39 @@ def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequenc
     header = (*next(iter(leading), {}), "mode", *(column.heading for column in shown))
     meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in shown if column.meaning)
     return f"{table(header, lines)}\n\n{textwrap.fill(meanings, LEGEND_WIDTH)}"
+
+
+def _categories_table(rows: Sequence[Row]) -> str:
+    """A table of all rows for each category of the prompts; empty without any."""
+    found = ((name, row | own) for row in rows for name, own in row.get("categories", {}).items())
+    shown = sorted(found, key=itemgetter(0))
+    hidden = [column.name for column in COLUMNS if column.name not in OF_CATEGORIES]
+    return rows_table([row for _, row in shown], hidden, [{"category": name} for name, _ in shown]) if shown else ""
+
+
+def summary_of(rows: Sequence[Row], config: RunConfig, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `experiments/machines`: the fastest of each mode, one answer at a time, in tokens per second.
+
+    Empty unless all modes were compared.
+    """
+    alone = sorted((row for row in rows if row["batch_size"] == 1), key=itemgetter("tokens_per_second"))
+    best = {row["mode"]: row for row in alone}
+    if len(best) < len(get_args(Mode)):
+        return {}
+    speeds = {mode: best[mode]["tokens_per_second"] for mode in get_args(Mode)}
+    engine, own, cpu = config.engine_for("compare"), best["asynchronous"], environment["cpu"]
+    used = [line.split(",")[0] for line in environment["gpus"][: len({*devices_of(engine)} - {"cpu"})]]
+    used += [f"{cpu['model']}, {cpu['allowed_cores']} cores"] if "cpu" in devices_of(engine) else []
+    target = config.target.model or config.hardware.synthetic or config.target.kind
+    drafter = next(one.model or one.kind for one in engine.drafters if one.kind == own["drafter"])
+    return {
+        "machine": " + ".join(used),
+        "pair": f"{PurePath(target).name}, {PurePath(drafter).name}",
+        **speeds,
+        "ratio": speeds["asynchronous"] / speeds["synchronous"],
+        "acceptance_length": own["mean_acceptance_length"] or 1.0,
+        "commit": environment["commit"],
+    }
 
 
 def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

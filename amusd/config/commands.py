@@ -23,7 +23,7 @@ class WorkloadConfig(Settings):
     section = "workload"
 
     path: str | None = None
-    """JSON lines with `prompt`, `question`, `turns` or `conversation`; None: the prompts that ship with the package."""
+    """JSON lines with `prompt`, `question`, `turns`, `conversation` or `messages`; None: the package's own prompts."""
     num_prompts: Count | None = None
     """How many, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
     raw: bool = False

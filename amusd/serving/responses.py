@@ -1,7 +1,8 @@
 """Tokens to the objects and chunks of OpenAI's protocol. Pure.
 
-A stream is `opening`, any number of `more`, and `usage_chunk` if asked for; `whole` has the same in one object. Tokens
-without text wait for the next.
+A stream is `opening` and any number of `more`; `whole` has the same in one object. Tokens without text wait for the
+next. `metrics.speculative_decoding` lies at the root of `whole` and of a stream's last chunk, where benchmark clients
+look for it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Writer:
         self._decoders = decoders
         self._waiting: list[list[Token]] = [[] for _ in decoders]
         self._num_characters = [0] * len(decoders)
+        self._ended: dict[int, Generation] = {}
         self._tells_all = body.alternatives is not None or body.token_sources
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -61,7 +63,7 @@ class Writer:
         return [self._chunk([self._choice(i, said)]) for i in range(len(self._decoders) if self._is_chat else 0)]
 
     def more(self, index: int, tokens: Sequence[Token], generation: Generation | None = None) -> list[dict[str, Any]]:
-        """Chunks of newly readable tokens, and of the end of a choice."""
+        """Chunks of newly readable tokens, and of the end of a choice; behind the last one the usage, if asked for."""
         waiting, chunks = [*self._waiting[index], *tokens], []
         ends_untold = generation is not None and self._tells_all
         if any(token.text for token in waiting) or (waiting and ends_untold):
@@ -71,13 +73,14 @@ class Writer:
             waiting = []
         self._waiting[index] = waiting
         if generation is not None:
+            self._ended[index] = generation
             said = {"delta": {}} if self._is_chat else {"text": ""}
             chunks.append(self._chunk([self._choice(index, said, generation=generation)]))
+            if len(self._ended) == len(self._decoders):
+                totals = self._totals()
+                chunks += [self._chunk([]) | totals] if self._request.stream_options.get("include_usage") else []
+                chunks[-1]["metrics"] = totals["metrics"]
         return chunks
-
-    def usage_chunk(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """The chunk behind all choices."""
-        return self._chunk([], self._usage(generations))
 
     def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
         """The answer that is not streamed."""
@@ -86,24 +89,29 @@ class Writer:
             message = {"role": "assistant", "content": generation.text, "refusal": None}
             said = {"message": message} if self._is_chat else {"text": generation.text}
             choices.append(self._choice(index, said, tokens, generation))
-        return {**self._head, "choices": choices, "usage": self._usage([generation for _, generation in answers])}
+            self._ended[index] = generation
+        return {**self._head, "choices": choices, **self._totals()}
 
-    def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Tokens of the request, each prompt counted once, and the sums of speculative decoding."""
+    def _totals(self) -> dict[str, Any]:
+        """`usage` and `metrics`: tokens of the request, each prompt counted once, and the sums of its figures."""
+        generations = [self._ended[index] for index in range(len(self._decoders))]
         metrics = total([generation.metrics for generation in generations])
         num_tokens = sum(len(generation.token_ids) for generation in generations)
         firsts = [generation.metrics for generation in generations[:: self._request.n]]
-        return {
+        figures = metrics.as_dict()
+        speculative = figures.pop("speculative_decoding")
+        usage = {
             "prompt_tokens": self._num_prompt_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(metrics.num_cached_tokens for metrics in firsts)},
             "completion_tokens": num_tokens,
             "total_tokens": self._num_prompt_tokens + num_tokens,
-            "metrics": {**metrics.as_dict(), "seconds": metrics.total_ns / 1e9},
+            "metrics": {**figures, "seconds": metrics.total_ns / 1e9},
         }
+        return {"usage": usage, "metrics": {"speculative_decoding": speculative}}
 
-    def _chunk(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        told = {"usage": counts} if self._request.stream_options.get("include_usage") else {}
+        told = {"usage": None} if self._request.stream_options.get("include_usage") else {}
         return {**self._head, "object": kind, "choices": choices, **told}
 
     def _choice(

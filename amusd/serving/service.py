@@ -177,8 +177,6 @@ class AnsweredRequest:
             async for index, tokens in self._pieces():
                 generation = None if tokens else self.answers[index].generation
                 yield b"".join(map(event, writer.more(index, tokens, generation)))
-            if self._body.stream_options.get("include_usage"):
-                yield event(writer.usage_chunk([answer.generation for answer in self.answers]))
         except Exception as error:  # noqa: BLE001 - told to the client: the status is sent
             yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
         yield DONE

@@ -12,10 +12,10 @@ Latencies in milliseconds, of tokens as they leave the target:
     p99_inter_token_latency_ms      None with fewer than two
 
 `speculative_decoding` has the names and meanings that benchmark clients read from a server's
-`metrics.speculative_decoding`. A step is a pass that had candidates to judge:
+`metrics.speculative_decoding`; none is None, which those clients refuse. A step is a pass that had candidates to judge:
 
-    mean_acceptance_length                 1 + accepted / steps
-    draft_acceptance_rate                  accepted / judged candidates
+    mean_acceptance_length                 1 + accepted / steps; 1 without steps
+    draft_acceptance_rate                  accepted / judged candidates; 0 without any
     acceptance_histogram                   [j]: steps that accepted exactly j candidates, 0 <= j <= num_spec_tokens
     acceptance_histogram_by_draft_length   the same for each number of judged candidates
     num_spec_steps                         steps
@@ -161,7 +161,7 @@ class GenerationMetrics(TargetCounts):
             "num_accepted_alternatives": self.num_accepted_alternatives,
             "acceptance_rate": _ratio(self.num_accepted, self.num_verified),
             "tokens_per_verification": _ratio(self.num_tokens, self.num_passes),
-            "mean_acceptance_length": speculative["mean_acceptance_length"],
+            "mean_acceptance_length": speculative["mean_acceptance_length"] if self.num_drafts else None,
             "acceptance_by_position": [count / self.num_drafts for count in self.accepted_by_position],
             "num_rollbacks": draft and draft.num_rollbacks,
             "num_drafted": draft and draft.num_drafted,
@@ -182,8 +182,8 @@ class GenerationMetrics(TargetCounts):
             for judged in sorted({judged for judged, _ in self.acceptance})
         }
         return {
-            "mean_acceptance_length": 1 + self.num_accepted / self.num_drafts if self.num_drafts else None,
-            "draft_acceptance_rate": _ratio(self.num_accepted, self.num_verified),
+            "mean_acceptance_length": 1 + (_ratio(self.num_accepted, self.num_drafts) or 0.0),
+            "draft_acceptance_rate": _ratio(self.num_accepted, self.num_verified) or 0.0,
             "acceptance_histogram": [sum(column) for column in zip_longest(*rows.values(), fillvalue=0)] or [0],
             "acceptance_histogram_by_draft_length": {str(judged): row for judged, row in rows.items()},
             "num_spec_steps": self.num_drafts,

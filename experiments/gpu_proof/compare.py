@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from amusd.commands.compare import Comparison, contestants_of
+from amusd.commands.compare import Comparison
+from amusd.commands.contestants import contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.engine import Engine
 from amusd.runtime.draft_source import DraftSource

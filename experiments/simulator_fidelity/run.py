@@ -148,7 +148,7 @@ def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path
 
 def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
     """What a run of `amusd compare` measured for each length and policy, as the median over its prompts."""
-    from amusd.commands.compare import contestants_of
+    from amusd.commands.contestants import contestants_of
 
     config, per_prompt = _config(run_dir), per_prompt_of(run_dir)
     for contestant in contestants_of(config):

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from runtime.draft_processes import survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
+from runtime.test_synthetic import synthetic
 
 from amusd.commands import compare
-from amusd.commands.compare import Comparison, Contestant, contestants_of
+from amusd.commands.compare import Comparison
+from amusd.commands.contestants import Contestant, contestants_of
 from amusd.commands.job import Job
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
@@ -131,6 +133,39 @@ def test_an_interrupted_comparison_keeps_the_turns_that_were_over(
         compare.run(job(engine, tmp_path))
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["complete"], [row["num_prompts"] for row in result["rows"]]) == (False, [num_done // 2] * 2)
+
+
+def test_the_answers_between_turns_are_plain_decodings_and_figures_are_kept_by_category(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"cpu": {"model": "A CPU", "allowed_cores": 2}, "gpus": ["Another GPU, 9 MiB, 1"], "commit": "c0ffee"}
+    (tmp_path / "environment.json").write_text(json.dumps(environment))
+    bad, fade, cafe = ({"role": "user", "content": text} for text in ("bad", "fade", "cafe"))
+    prompts = [WorkloadPrompt(1, (bad,), "coding", "q1", (fade,)), WorkloadPrompt(2, (cafe,), "qa", "q2")]
+    compared = {"drafter": {"kind": "synthetic"}, "compare": {"synchronous_lengths": [2]}}
+    config = run_config(mode="asynchronous", policy="chain", **compared)
+    with pair(synthetic(1.0)) as (engine, _):
+        assert compare.run(Job(config, Console(), tmp_path, prompts, lambda: engine)) == 0
+        answers = [json.loads(line) for line in (tmp_path / ANSWERS_FILE).read_text().splitlines()]
+        plain = decoding("autoregressive")
+        second = engine.generate(f"bad{answers[0]['text']}fade", config.sampling, decoding=plain).text
+    asked = [(one["prompt"], one["turn"], one["category"], one["question_id"]) for one in answers[::3]]
+    assert asked == [(1, 1, "coding", "q1"), (1, 2, "coding", "q1"), (2, 1, "qa", "q2")]
+    assert {one["text"] for one in answers[3:6]} == {second}
+    result = json.loads((tmp_path / RESULT_FILE).read_text())
+    _, synchronous, asynchronous = result["rows"]
+    ratios = [one["ms"] / own["ms"] for one, own in zip(answers[::3], answers[1::3], strict=True)]
+    for name, prompts_of_it, speedup in (("coding", 2, sum(ratios[:2]) / 2), ("qa", 1, ratios[2])):
+        own = synchronous["categories"][name]
+        assert (own["num_prompts"], own["speedup_vs_autoregressive"]) == (prompts_of_it, pytest.approx(speedup))
+        assert own["mean_acceptance_length"] == 3  # every block of two candidates is accepted
+        assert own["tokens_per_second"] > 0
+    shown = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert [line.split()[0] for line in shown if line.startswith(("coding", "qa"))] == ["coding"] * 3 + ["qa"] * 3
+    summary = result["summary"]
+    assert summary["ratio"] == asynchronous["tokens_per_second"] / synchronous["tokens_per_second"]
+    assert shown[-1].startswith("machine: A CPU, 2 cores; pair: embedded, synthetic; autoregressive: ")
+    assert shown[-1].endswith("; commit: c0ffee")
 
 
 @pytest.fixture(scope="module")

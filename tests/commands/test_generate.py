@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from runtime.pair import plain_engine
 
+from amusd.commands.generate import generate as answer_one
 from amusd.commands.generate import generate_file
 from amusd.commands.job import Job
 from amusd.config import RunConfig
@@ -75,6 +76,43 @@ def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> N
         before = file.read_text()
         assert (prompts_of("generate", config), generate(config, engine)["num_prompts"]) == ([], 0)
         assert file.read_text() == before
+
+
+TALKS = [["bad", "fade", "cafe"], ["face"], ["bead", "a" * 490, "deaf"], ["dead", "feed"]]
+
+
+def test_a_conversation_goes_on_behind_its_own_answers_also_in_a_second_run(config: RunConfig) -> None:
+    talks = [[{"role": "user", "content": text} for text in talk] for talk in TALKS]
+    records = [{"question_id": f"q{number}", "messages": talk} for number, talk in enumerate(talks, start=1)]
+    Path(str(config.workload.path)).write_text("".join(json.dumps(record) + "\n" for record in records))
+    file = Path(str(config.out))
+    with plain_engine(2) as engine:
+        result = generate(config, engine)
+        lines = written(config)
+        whole = file.read_text().splitlines(keepends=True)
+        for keep in (1, 2, 4, 5):
+            file.write_text("".join(whole[:keep]))
+            generate(config, engine)
+            assert [line | {"metrics": 0} for line in written(config)] == [line | {"metrics": 0} for line in lines]
+    asked = [(line["id"], line["turn"], line["question_id"]) for line in lines]
+    assert asked == [(1, 1, "q1"), (1, 2, "q1"), (1, 3, "q1"), (2, 1, "q2"), (3, 1, "q3"), (4, 1, "q4"), (4, 2, "q4")]
+    said = [turn["content"] for turn in lines[2]["prompt"]]
+    assert said == ["bad", lines[0]["text"], "fade", lines[1]["text"], "cafe"]
+    assert (result["num_answers"], result["num_prompts"], result["num_refused_prompts"]) == (7, 4, 1)
+
+
+def test_one_conversation_is_shown_turn_by_turn(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = replace(config, out=None)
+    prompt = replace(prompts_of("generate", alone)[0], later=({"role": "user", "content": "fade"},))
+    with plain_engine() as engine:
+        result, _, notes = answer_one(Job(alone, Console(), tmp_path, [prompt], lambda: engine), engine)
+        first = engine.generate("bad", config.sampling).text
+        assert result["text"] == engine.generate(f"bad{first}fade", config.sampling).text
+    assert (result["turn"], [turn["content"] for turn in result["prompt"]]) == (2, ["bad", first, "fade"])
+    assert len(list(notes)) == 2
+    assert capsys.readouterr().out.split() == [">", "bad", first, ">", "fade", result["text"]]
 
 
 def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(

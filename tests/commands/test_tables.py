@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from amusd.commands.tables import advice, row_name, rows_table
+from amusd.commands.tables import advice, row_name, rows_table, summary_of
+from amusd.config import RunConfig
+from amusd.settings import from_mapping
 
 Row = dict[str, Any]
 PLAIN = {"mode": "autoregressive", "policy": None, "speedup_vs_autoregressive": 1.0}
@@ -45,6 +47,34 @@ def asynchronous(policy: str, speedup: float, **settings: Any) -> Row:
 )
 def test_the_advice_names_the_fastest_setting_and_what_it_gains(options: list[Row], sentence: str) -> None:
     assert advice([PLAIN, *options]) == sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine", "pair"),
+    [
+        ({"target": {"kind": "hf", "model": "org/Big"}, "drafter": {"kind": "hf", "model": "/models/small"},
+          "hardware": {"devices": ["cuda:0", "cuda:1"]}}, "NVIDIA H200 + NVIDIA H200", "Big, small"),
+        ({"drafter": {"kind": "hf", "model": "s"}, "hardware": {"devices": ["cuda:0", "cpu"]}},
+         "NVIDIA H200 + A CPU, 16 cores", "embedded, s"),
+        ({"drafter": {"kind": "hf", "model": "s"}, "hardware": {"devices": ["cpu", "cpu"]}},
+         "A CPU, 16 cores", "embedded, s"),
+    ],
+)  # fmt: skip
+def test_a_comparison_is_one_row_of_the_fastest_of_each_mode(settings: Any, machine: str, pair: str) -> None:
+    cpu, gpus = {"model": "A CPU", "allowed_cores": 16}, ["NVIDIA H200, 143771 MiB, 570.1"] * 8
+    config, environment = from_mapping(RunConfig, settings), {"cpu": cpu, "gpus": gpus, "commit": "c0ffee"}
+    rows = [
+        {"mode": mode, "drafter": "hf", "tokens_per_second": speed, "batch_size": size, "mean_acceptance_length": 2.5}
+        for mode, speed, size in (
+            ("autoregressive", 10.0, 1), ("synchronous", 20.0, 1), ("asynchronous", 30.0, 1), ("asynchronous", 25.0, 1),
+            ("synchronous", 99.0, 8),
+        )
+    ]  # fmt: skip
+    summary = summary_of(rows, config, environment)
+    assert (summary["machine"], summary["pair"]) == (machine, pair)
+    figures = ("autoregressive", "synchronous", "asynchronous", "ratio", "acceptance_length")
+    assert [summary[name] for name in figures] == [10.0, 20.0, 30.0, 1.5, 2.5]
+    assert summary_of(rows[:2] + rows[4:], config, environment) == {}
 
 
 def test_a_table_shows_what_rows_have_and_says_what_it_means() -> None:

@@ -21,6 +21,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "[answer.result() for answer in answers]",
             "[answer.result() for answer in reversed(answers)]",
         ),
+        "the answers between turns are not plain decoding's": ("sampling, decoding=self.plain.decoding)", "sampling)"),
     },
     ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
         "a drafter that cannot run ahead is asked to": (" and not capabilities_of(kind).runs_ahead:", " and False:"),
@@ -532,6 +533,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the last tokens of a stream are lost when they show no text": ("or (waiting and ends_untold)", ""),
         "of alternatives that read alike the last one stands": ("entry in reversed(entries)", "entry in entries"),
     },
+    ("amusd/serving/responses.py", "tests/serving/test_api.py"): {
+        "a stream without usage tells no acceptance": ('            chunks[-1]["metrics"] =', "            _ ="),
+    },
     ("amusd/serving/service.py", "tests/serving/test_api.py tests/serving/test_leaving.py"): {
         "all choices have one seed": ("(self._params.seed + choice)", "self._params.seed"),
         "the queue of requests has no end": ("if self.num_in_flight + number > self.room:", "if False:"),
@@ -547,12 +551,14 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a rollback is told though candidates are left": (" and not event.num_ready", ""),
     },
     ("amusd/workload.py", "tests/commands/test_generate.py"): {
-        "a file is begun anew": ("prompts[AnswersFile(config).num_done(prompts) :]", "prompts"),
+        "a file is begun anew": ("AnswersFile(config).rest(", "list("),
+        "a conversation goes on without its answers": ('{"role": "assistant", "content": answer}, ', ""),
     },
     ("amusd/workload.py", "tests/test_workload.py"): {
         "lines end where text does not": ('.split("\\n"), start=1', ".splitlines(), start=1"),
         "the last answer of a conversation is part of the prompt": ("answers[-1]", "answers[-1] + 1"),
         "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
+        "SPEED-Bench's placeholder is asked": ("if _PLACEHOLDER in line:", "if False:"),
     },
     ("amusd/integrations/vllm.py", "tests/integrations/test_vllm.py"): {
         "sequences without a row stay open": ("            self.client.close(row)\n", "            pass\n"),
