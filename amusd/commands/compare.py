@@ -70,7 +70,7 @@ def compare(job: Job, engine: Engine) -> Done:
     result: dict[str, Any] = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
     result["environment"] = read_json(folder / "environment.json")
     result["summary"] = summary_of(rows, job.config, result["environment"])
-    return result, report(rows, ["wasted_draft_fraction", "mean_acceptance_length"], result["summary"]), notes()
+    return result, report(rows, ["wasted_draft_fraction"], result["summary"]), notes()
 
 
 @dataclass

@@ -87,6 +87,7 @@ def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None 
     sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
     advices = {size: advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
+    hidden = [*hidden, "mean_acceptance_length"]  # a column of the categories' table
     shown = rows_table(rows, [*hidden, *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
     values = [f"{key}: {round(it, 2) if isinstance(it, float) else it}" for key, it in (summary or {}).items()]
     return "\n\n".join(filter(None, (shown, "\n".join(lines), _categories_table(rows), "; ".join(values))))

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from amusd.commands.tables import rows_table
+from amusd.commands.tables import report
 from amusd.errors import ConfigError
 from amusd.transport.curve import write_keys
 from experiments.common import Document, per_prompt_of, run_amusd, write_jobs
@@ -59,7 +59,7 @@ def measure(request: Request, _arguments: argparse.Namespace) -> None:
 def _job(request: Request, delay: Any, overrides: Sequence[str], under: Sequence[str]) -> Document:
     folder = request.runs / str(delay)
     result = run_amusd("compare", overrides, folder, under=under)
-    print(rows_table(result["rows"]), flush=True)
+    print(report(result["rows"]), flush=True)
     return {
         "command": f"amusd compare {' '.join(overrides)}".replace(f"{request.runs}/", ""),
         "settings": {KEY: delay},
