@@ -43,6 +43,9 @@ FAREWELL_SECONDS = 1.0
 MAX_LAST_WORDS = 1_000
 """Most messages of a lost draft that are searched for its reason."""
 
+BUSY = Failed(PeerError.__name__, "the draft serves another target")
+"""What a draft tells every target but the one that it serves."""
+
 
 @dataclass
 class Connection:
@@ -184,15 +187,16 @@ class Connection:
             if self._arriving is None and now >= self._not_before:
                 self._connect(source, now)
                 timeout = max(timeout, hello_seconds)
-            if self._arriving is not None and (message := self._arriving.receive(timeout)) is not None:
-                self._meet(source, message)
+            link = self._arriving
+            if link is not None and (message := link.receive(timeout)) is not None:
+                self._meet(source, link, message)
                 return True
             if end is not None:
                 raise PeerLostError(end.in_words(DRAFT))
-            if self._arriving is not None and self._arriving.refusal is not None:
-                raise ConfigError(f"the draft refuses this target: {self._arriving.refusal}")
+            if link is not None and link.refusal is not None:
+                raise ConfigError(f"the draft refuses this target: {link.refusal}")
         if now >= self._deadline:
-            why = "" if source.process else "; is its server at work, and not for another target?"
+            why = "" if source.process else "; is its server at work?"
             raise PeerLostError(f"no hello from the draft within startup_timeout_seconds{why}")
         return False
 
@@ -209,8 +213,10 @@ class Connection:
             self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
             self._arriving.send(self._hello)
 
-    def _meet(self, source: DraftSource, hello: Message) -> None:
+    def _meet(self, source: DraftSource, link: Transport, hello: Message) -> None:
         if isinstance(hello, Failed):
+            if hello == BUSY and not self.incarnation:  # later it may be this target's own session, not over yet
+                raise ConfigError(f"drafter.address={link.address}: {hello.text}; it serves one at a time")
             raise reported(hello, "the draft failed while starting")
         if not isinstance(hello, DraftHello):
             raise PeerProtocolError(f"{type(hello).__name__} before its hello")
@@ -219,7 +225,7 @@ class Connection:
         check_pair(self._hello, hello, self._wanted)
         self.pid = hello.pid if source.is_here else None
         self.on_met()
-        self.link, self._arriving, self.incarnation = self._arriving, None, hello.incarnation
+        self.link, self._arriving, self.incarnation = link, None, hello.incarnation
         self._num_refused, self._steady_at = 0, self.now() + STEADY_SECONDS
 
     def _search(self, reason: str, *, was_met: bool) -> None:

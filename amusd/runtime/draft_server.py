@@ -25,7 +25,7 @@ from amusd.files import keep_traceback
 from amusd.logs import logger, warn_once
 from amusd.protocol.messages import DraftHello, TargetHello
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.connection import Connection, check_pair, failure_report
+from amusd.runtime.connection import BUSY, Connection, check_pair, failure_report
 from amusd.runtime.devices import check_devices, claim_device, device_of, link_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import FAILED, TOLD
@@ -108,6 +108,7 @@ class DraftServer:
                     if self.is_own and is_removed(self.address):
                         return TOLD
                     raise
+                link.answer_to_others = BUSY
                 with closing(link):
                     if not self.is_own and self.last_code is None:
                         logger.info("draft: listens at %s", link.address)

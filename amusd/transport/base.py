@@ -43,6 +43,8 @@ class Transport(ABC):
     """Frames that were dropped, and connections that were refused."""
     refusal: str | None = None
     """Why a peer that tried to connect was refused, as one line."""
+    answer_to_others: Message | None = None
+    """What a ZeroMQ link tells whoever comes beside its peer; None: nothing."""
     delay_seconds = 0.0
     """Least time from a message's sending to its receipt, on one machine, whose processes share a clock."""
 
