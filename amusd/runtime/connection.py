@@ -10,14 +10,13 @@ candidate or `STEADY_SECONDS` of work, the target stays alone for good.
 from __future__ import annotations
 
 import math
-import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from typing_extensions import Self
 
+from amusd.clock import MONOTONIC, Clock
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError, first_line
 from amusd.logs import logger
@@ -59,7 +58,7 @@ class Connection:
     """Source of the next draft; None: a lost one is not replaced."""
     startup_timeout_seconds: float = 300.0
     """How long a draft may take from its start to its hello."""
-    now: Callable[[], float] = time.monotonic
+    clock: Clock = MONOTONIC
     on_lost: Callable[[str], object] = lambda _reason: None
     """Called when a draft is lost."""
     on_met: Callable[[], object] = lambda: None
@@ -84,7 +83,7 @@ class Connection:
     """Tries in a row that a server has not answered."""
     _gave_up: str | None = None
     _not_before: float = 0.0
-    """The next draft is started no earlier; this and the next three are seconds of `now`."""
+    """The next draft is started no earlier; this and the next three are seconds of its clock."""
     _deadline: float = math.inf
     _drop_at: float = math.inf
     _steady_at: float = math.inf
@@ -124,7 +123,7 @@ class Connection:
         assert self.source is not None
         self._hello = TargetHello(0, tokenizer_hash, events if self.source.is_here else None)
         self._wanted = drafters
-        self._deadline = self.now() + self.startup_timeout_seconds
+        self._deadline = self.clock.now() + self.startup_timeout_seconds
         while True:
             try:
                 if self._look(LOOK_SECONDS):
@@ -133,13 +132,13 @@ class Connection:
                 end = self.source.ended(FAREWELL_SECONDS)
                 loss = error if end is None else PeerLostError(f"no hello from the draft: {end.in_words(DRAFT)}")
                 is_final = not self.source.can_repeat or (end is not None and end.code >= 0)
-                if is_final or self.now() >= self._deadline:
+                if is_final or self.clock.now() >= self._deadline:
                     raise loss from None
                 self._search(str(loss), was_met=False)
                 if self._gave_up is not None:
                     raise PeerLostError(self._gave_up) from None
             if self._arriving is None:
-                time.sleep(POLL_SECONDS)
+                self.clock.sleep(POLL_SECONDS)
         if not self.source.can_repeat:
             self.source = None
 
@@ -171,7 +170,7 @@ class Connection:
 
     def _look(self, timeout: float, hello_seconds: float = 0.0) -> bool:
         """Whether a draft has said hello, which is waited for. Raises what keeps it from that."""
-        source, now = self.source, self.now()
+        source, now = self.source, self.clock.now()
         assert source is not None
         if now >= self._drop_at:
             self._drop_at = math.inf
@@ -202,7 +201,7 @@ class Connection:
 
     def _connect(self, source: DraftSource, now: float) -> None:
         try:
-            self._arriving = source.connect(secrets.randbits(64))
+            self._arriving = source.connect()
         except (ConfigError, OSError):
             if not self.incarnation:
                 raise
@@ -226,25 +225,25 @@ class Connection:
         self.pid = hello.pid if source.is_here else None
         self.on_met()
         self.link, self._arriving, self.incarnation = link, None, hello.incarnation
-        self._num_refused, self._steady_at = 0, self.now() + STEADY_SECONDS
+        self._num_refused, self._steady_at = 0, self.clock.now() + STEADY_SECONDS
 
     def _search(self, reason: str, *, was_met: bool) -> None:
         """Look for another draft: the present one, lost for this reason, is ended after `FAREWELL_SECONDS`."""
         assert self.source is not None
         counts = was_met or self.source.process is not None  # a server may be busy, or away for long
         self._drop_arriving()
-        self._is_starting, self._drop_at = False, self.now() + FAREWELL_SECONDS
+        self._is_starting, self._drop_at = False, self.clock.now() + FAREWELL_SECONDS
         self._deadline = math.inf if self.incarnation else self._deadline
         if self._gave_up is not None:
             return
-        if self.now() >= self._steady_at:
+        if self.clock.now() >= self._steady_at:
             self._num_fruitless = 0
         self._num_fruitless, self._steady_at = self._num_fruitless + counts, math.inf
         self._num_refused = min(self._num_refused + (not counts), MAX_RESTARTS)
         if self._num_fruitless > MAX_RESTARTS:
             self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
         elif (number := self._num_fruitless + self._num_refused) > 1:
-            self._not_before = self.now() + BACK_OFF_SECONDS * 2 ** (number - 2)
+            self._not_before = self.clock.now() + BACK_OFF_SECONDS * 2 ** (number - 2)
 
     def _give_up(self, reason: str) -> None:
         self._drop_arriving()

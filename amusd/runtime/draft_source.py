@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -47,9 +48,9 @@ class DraftSource:
         """Have the next draft start, without waiting; False while the one before has not ended."""
         return self.process is None or self.process.start_next()
 
-    def connect(self, nonce: int) -> Transport | None:
-        """A link to the draft; None where it does not listen yet. Raises `ConfigError`."""
-        return connect(self._config.transport, self._address, nonce, self._devices)
+    def connect(self) -> Transport | None:
+        """A link to the draft, with a nonce of its own; None where it does not listen yet. Raises `ConfigError`."""
+        return connect(self._config.transport, self._address, secrets.randbits(64), self._devices)
 
     def ended(self, timeout: float) -> Ended | None:
         """How the present draft ended; None if not within `timeout` seconds (0 polls), or if that is not known."""

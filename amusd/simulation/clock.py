@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from amusd.clock import Clock
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
 
@@ -49,7 +50,18 @@ class Direction:
 
 
 @dataclass
-class Clock:
+class WorkerClock(Clock):
+    """The time of one of the workers."""
+
+    read: Callable[[], int]
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the simulation began."""
+        return self.read()
+
+
+@dataclass
+class VirtualTime:
     """The times of the two workers."""
 
     to_draft: Direction

@@ -18,7 +18,7 @@ from amusd.drafters.base import Drafter, Expansion
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.protocol.draft_session import Guesses, Transition
-from amusd.simulation.clock import Clock
+from amusd.simulation.clock import VirtualTime
 from amusd.simulation.cost import Costs
 from amusd.simulation.tokens import all_guesses, target_token
 
@@ -44,7 +44,7 @@ class ScriptedCache:
 class ScriptedModel:
     """The part of a `ModelRunner` that a `TargetWorker` needs for greedy decoding."""
 
-    clock: Clock
+    clock: VirtualTime
     costs: Costs
     random: Random
     prompt_length: int
@@ -100,7 +100,7 @@ class ScriptedModel:
 class ScriptedDrafter(Drafter):
     """Drafts chains and trees, right where the answer says so."""
 
-    def __init__(self, clock: Clock, simulator: Simulator, random: Random) -> None:
+    def __init__(self, clock: VirtualTime, simulator: Simulator, random: Random) -> None:
         self._clock, self._simulator, self._random = clock, simulator, random
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:

@@ -19,7 +19,7 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction
+from amusd.simulation.clock import Direction, VirtualTime, WorkerClock
 from amusd.simulation.cost import NOTHING, Costs
 from amusd.simulation.models import ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
@@ -90,14 +90,14 @@ class Simulator:
 
         The events are in the outcome, and written to `events_folder`, if any.
         """
-        clock = Clock(
+        clock = VirtualTime(
             Direction(self.costs.to_draft, self._random("to draft")),
             Direction(self.costs.to_target, self._random("to target")),
         )
         where = None if events_folder is None else as_format(events_folder)
         recorders = [
-            Recorder("target", where, lambda: clock.target_ns),
-            Recorder("draft", where, lambda: clock.draft_ns),
+            Recorder("target", where, WorkerClock(lambda: clock.target_ns)),
+            Recorder("draft", where, WorkerClock(lambda: clock.draft_ns)),
         ]
         timeline = Timeline([], [])
         for recorder, events in zip(recorders, timeline, strict=True):
@@ -124,7 +124,9 @@ class Simulator:
     def _prompt_length(self) -> int:
         return 1 if self.costs.target_prefill == NOTHING else 2  # a single token needs no prefill
 
-    def _target_worker(self, decoding: DecodingConfig, clock: Clock, recorders: Sequence[Recorder]) -> TargetWorker:
+    def _target_worker(
+        self, decoding: DecodingConfig, clock: VirtualTime, recorders: Sequence[Recorder]
+    ) -> TargetWorker:
         has_draft = decoding.mode != "autoregressive"
         model = ScriptedModel(
             clock,
@@ -155,7 +157,7 @@ class Simulator:
         )
         return worker.admit(request, StopChecker((), (), num_tokens, str))
 
-    def _start_draft(self, clock: Clock, recorder: Recorder) -> Connection:
+    def _start_draft(self, clock: VirtualTime, recorder: Recorder) -> Connection:
         random = self._random("draft")
         drafters = [ScriptedDrafter(clock, self, random) for _ in range(self.num_slots)]
 

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from amusd.clock import MONOTONIC
 from amusd.errors import PeerProtocolError
 from amusd.logs import logger
 from amusd.protocol import wire
@@ -45,6 +46,7 @@ class Transport(ABC):
     """Why a peer that tried to connect was refused, as one line."""
     answer_to_others: Message | None = None
     """What a ZeroMQ link tells whoever comes beside its peer; None: nothing."""
+    clock = MONOTONIC
     delay_seconds = 0.0
     """Least time from a message's sending to its receipt, on one machine, whose processes share a clock."""
 
@@ -60,19 +62,19 @@ class Transport(ABC):
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises `PeerLostError` when the peer is gone or has stopped reading."""
-        self.send_frame(wire.encode(message, self._nonce or 0, time.monotonic_ns()))
+        self.send_frame(wire.encode(message, self._nonce or 0, self.clock.now_ns()))
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds (0 polls). Raises as `receive_frame` and `accept`."""
-        deadline = time.monotonic() + timeout
+        deadline = self.clock.now() + timeout
         while self._next is None:
-            frame = self.receive_frame(max(0.0, deadline - time.monotonic()))
+            frame = self.receive_frame(max(0.0, deadline - self.clock.now()))
             self._next = None if frame is None else self.accept(frame)
-            if self._next is None and time.monotonic() >= deadline:
+            if self._next is None and self.clock.now() >= deadline:
                 return None
         if self.delay_seconds:
             due = self._sent_ns / 1e9 + self.delay_seconds
-            time.sleep(max(0.0, min(due, deadline) - time.monotonic()))
+            self.clock.sleep(max(0.0, min(due, deadline) - self.clock.now()))
             if due > deadline:
                 return None
         message, self._next = self._next, None

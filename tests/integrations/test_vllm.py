@@ -32,6 +32,7 @@ from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.patience import MAX_NONSENSE, SILENCES
+from amusd.simulation.clock import WorkerClock
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from tests.warm import Popen
@@ -69,7 +70,7 @@ class Drafts:
         self.worker = self.its = None
         return True
 
-    def connect(self, _nonce: int) -> Transport | None:
+    def connect(self) -> Transport | None:
         if not self.is_there:
             return None
         self._num_lives += 1
@@ -115,7 +116,7 @@ class Runner:
         self.drafts = drafts = drafts or Drafts()
         self.seconds = 0.0
         config = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."), max_num_seqs=MAX_NUM_SEQS, **settings)
-        recorder = Recorder("target", now_ns=lambda: round(self.seconds * 1e9))
+        recorder = Recorder("target", clock=WorkerClock(lambda: round(self.seconds * 1e9)))
         client = DraftClient(recorder, Connection(source=drafts), hello_seconds=0.0)
         self.batch = Batch(client, config, VOCAB_SIZE, CAPACITY, NUM_CANDIDATES)
         self.ids = np.zeros((8, CAPACITY), np.int32)
@@ -412,8 +413,8 @@ class WaitedFor(Drafts):
 
     runner: Runner
 
-    def connect(self, nonce: int) -> Transport | None:
-        link = super().connect(nonce)
+    def connect(self) -> Transport | None:
+        link = super().connect()
         assert link is not None
         receive = link.receive
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from amusd import clock
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import DraftHello, Message, TargetHello
 
 
-class Clock:
+class Clock(clock.Clock):
     def __init__(self) -> None:
         self.ns = 0
 
-    def __call__(self) -> int:
+    def now_ns(self) -> int:
         return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_by(seconds)
 
     def pass_by(self, seconds: float) -> None:
         self.ns += round(seconds * 1e9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import zlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from amusd.child import Ended
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
 from amusd.protocol.wire import encode
-from amusd.runtime import connection
 from amusd.runtime.connection import (
     BACK_OFF_SECONDS,
     FAREWELL_SECONDS,
@@ -49,7 +47,7 @@ class Source:
         self.num_started += 1
         return True
 
-    def connect(self, _nonce: int) -> Any:
+    def connect(self) -> Any:
         if self.is_deaf:
             return None
         self.links.append(Link(self.clock))
@@ -65,10 +63,9 @@ class Source:
 
 
 class Search:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.clock = Clock()
         self.source = Source(self.clock)
-        monkeypatch.setattr(connection, "time", SimpleNamespace(sleep=self.clock.pass_by))
         self.found = self.new()
         self.found.await_first("")
         self.source.num_started = 0
@@ -77,7 +74,7 @@ class Search:
         return Connection(
             source=self.source,
             startup_timeout_seconds=TIMEOUT_SECONDS,
-            now=lambda: self.clock.ns / 1e9,
+            clock=self.clock,
             _is_starting=True,
         )
 
@@ -97,8 +94,8 @@ class Search:
 
 
 @pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch) -> Search:
-    return Search(monkeypatch)
+def search() -> Search:
+    return Search()
 
 
 def test_a_first_draft_that_is_lost_and_does_not_end_is_waited_for_until_the_start_is_to_be_over(
@@ -176,7 +173,7 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
 def test_a_restart_without_descriptors_is_tried_again_until_there_are_some(
     search: Search, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def fail(_nonce: int) -> None:
+    def fail() -> None:
         try:
             raise OSError(number, "Too many open files")
         except OSError as error:
@@ -254,7 +251,7 @@ def test_a_first_draft_that_says_why_it_cannot_serve_is_believed_at_once(
 ) -> None:
     search.source.answers = False
     connect = search.source.connect
-    search.source.connect = lambda nonce: said_by(connect(nonce), said)  # type: ignore[method-assign]
+    search.source.connect = lambda: said_by(connect(), said)  # type: ignore[method-assign]
     with pytest.raises(kind, match=text) as caught:
         search.new().await_first("b" * 64, ["ngram"])
     assert type(caught.value) is kind
@@ -270,6 +267,6 @@ def test_a_peer_of_another_version_is_refused_at_once(search: Search) -> None:
     here, there = memory_pair()
     frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
     there.send_frame(frame + zlib.crc32(frame).to_bytes(4, "little"))
-    search.source.connect = lambda _nonce: here  # type: ignore[method-assign]
+    search.source.connect = lambda: here  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="protocol version 11, this side 12: install one amusd at both ends"):
         search.new().await_first("")

@@ -51,7 +51,7 @@ class Draft:
             drafter.clock, drafter.seconds = self.clock, step_seconds
             return drafter
 
-        self.recorder = KeepingRecorder("draft", now_ns=self.clock)
+        self.recorder = KeepingRecorder("draft", clock=self.clock)
         tree = lambda: TableTreeDrafter(places=spread(1))  # noqa: E731
         drafters = [tree() if opening.get("fan_out") else make() for _ in range(max_num_seqs)]
         self.worker = DraftWorker(self.link, {"test": drafters}, 1, self.recorder)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction
+from amusd.simulation.clock import Direction, VirtualTime, WorkerClock
 from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.models import ScriptedModel
 from amusd.tracing.events import Event
@@ -43,11 +43,11 @@ class ReadyAt(Policy):
 
 def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     """When the first pass of each sequence begins."""
-    clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
+    clock = VirtualTime(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Duration.of_ms(1.0)}, draft_token=Duration.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
     events: list[Event] = []
-    recorder = Recorder("target", now_ns=lambda: clock.target_ns)
+    recorder = Recorder("target", clock=WorkerClock(lambda: clock.target_ns))
     recorder.listeners = (events.append,)
 
     def send(message: Message) -> None:
