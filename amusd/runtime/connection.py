@@ -24,7 +24,7 @@ from amusd.protocol.messages import MAX_TEXT_LENGTH, DraftHello, Failed, Message
 from amusd.runtime.draft_process import DRAFT
 from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.patience import MAX_NONSENSE, Silence
-from amusd.transport.base import Transport
+from amusd.transport.base import Link
 from amusd.types import DraftPresence
 
 MAX_RESTARTS = 5
@@ -50,7 +50,7 @@ BUSY = Failed(PeerError.__name__, "the draft serves another target")
 class Connection:
     """A target's connection to its draft. Any thread may read what it says of the draft."""
 
-    link: Transport | None = None
+    link: Link | None = None
     """None without a draft, and between two drafts."""
     incarnation: int = 0
     """Number of the newest draft; 0: there was none."""
@@ -73,7 +73,7 @@ class Connection:
     _hello: TargetHello = field(default_factory=lambda: TargetHello(0, "", None))
     _wanted: Sequence[str] = ()
     """Drafters that it must have."""
-    _arriving: Transport | None = None
+    _arriving: Link | None = None
     """The link to a draft that has not said hello."""
     _is_starting: bool = False
     """Whether a draft has been started since the last one was lost."""
@@ -212,7 +212,7 @@ class Connection:
             self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
             self._arriving.send(self._hello)
 
-    def _meet(self, source: DraftSource, link: Transport, hello: Message) -> None:
+    def _meet(self, source: DraftSource, link: Link, hello: Message) -> None:
         if isinstance(hello, Failed):
             if hello == BUSY and not self.incarnation:  # later it may be this target's own session, not over yet
                 raise ConfigError(f"drafter.address={link.address}: {hello.text}; it serves one at a time")

@@ -10,7 +10,7 @@ from amusd.child import Ended
 from amusd.config import EngineConfig
 from amusd.runtime.devices import link_devices
 from amusd.runtime.draft_process import DraftProcess
-from amusd.transport.base import Transport
+from amusd.transport.base import Link
 from amusd.transport.factory import connect, meeting_place
 
 
@@ -48,7 +48,7 @@ class DraftSource:
         """Have the next draft start, without waiting; False while the one before has not ended."""
         return self.process is None or self.process.start_next()
 
-    def connect(self) -> Transport | None:
+    def connect(self) -> Link | None:
         """A link to the draft, with a nonce of its own; None where it does not listen yet. Raises `ConfigError`."""
         return connect(self._config.transport, self._address, secrets.randbits(64), self._devices)
 

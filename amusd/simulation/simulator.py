@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import cast
 
 from amusd.config import DecodingConfig
 from amusd.policies.factory import make_policy
-from amusd.protocol.messages import Message
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
@@ -19,14 +17,13 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Direction, VirtualTime, WorkerClock
+from amusd.simulation.clock import Direction, VirtualTime
 from amusd.simulation.cost import NOTHING, Costs
 from amusd.simulation.models import ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
 from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Recorder, as_format
 from amusd.tracing.timeline import Timeline
-from amusd.transport.base import Transport
 
 DRAFTER = "simulated"
 FOREVER = 1e4
@@ -96,8 +93,8 @@ class Simulator:
         )
         where = None if events_folder is None else as_format(events_folder)
         recorders = [
-            Recorder("target", where, WorkerClock(lambda: clock.target_ns)),
-            Recorder("draft", where, WorkerClock(lambda: clock.draft_ns)),
+            Recorder("target", where, clock.target_clock),
+            Recorder("draft", where, clock.draft_clock),
         ]
         timeline = Timeline([], [])
         for recorder, events in zip(recorders, timeline, strict=True):
@@ -160,15 +157,9 @@ class Simulator:
     def _start_draft(self, clock: VirtualTime, recorder: Recorder) -> Connection:
         random = self._random("draft")
         drafters = [ScriptedDrafter(clock, self, random) for _ in range(self.num_slots)]
-
-        def end(send: Callable[[Message], None], receive: Callable[[float], Message | None]) -> Transport:
-            return cast("Transport", SimpleNamespace(send=send, receive=receive, close=lambda: None))
-
-        draft_end = end(lambda message: clock.to_target.send(clock.draft_ns, message), clock.receive_at_draft)
-        target_end = end(lambda message: clock.to_draft.send(clock.target_ns, message), clock.receive_at_target)
-        draft = DraftWorker(draft_end, {DRAFTER: drafters}, 1, recorder)
+        draft = DraftWorker(clock.draft_link, {DRAFTER: drafters}, 1, recorder)
         clock.draft_acts.extend((draft.take_in, draft.propose))
-        return Connection(target_end, 1)
+        return Connection(clock.target_link, 1)
 
     def _random(self, purpose: str) -> Random:
         return Random(f"{purpose} {self.seed}")  # noqa: S311 - nothing here is secret
