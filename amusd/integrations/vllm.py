@@ -30,10 +30,9 @@ from msgspec import Meta
 
 from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
-from amusd.config.engine import MAX_NUM_SEQS
 from amusd.errors import ConfigError
 from amusd.logs import warn_once
-from amusd.protocol.messages import Open, Width
+from amusd.protocol.messages import MAX_NUM_SEQS, Open, Width
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices
 from amusd.runtime.draft_client import DraftClient, DraftedSequence

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 
 from amusd.config import (
     CAPABILITIES,
-    MAX_FAN_OUT,
     Capabilities,
     DecodingConfig,
     SamplingParams,
@@ -19,6 +18,7 @@ from amusd.config.plugins import call, load_function
 from amusd.errors import ConfigError
 from amusd.policies import schedules
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
+from amusd.protocol.messages import MAX_FAN_OUT
 from amusd.settings import MAX_COUNT, check_kind, nearest, shown
 from amusd.types import Mode
 

@@ -10,11 +10,12 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from amusd.config import GREEDY, MAX_FAN_OUT, Distribution
-from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS
-
 PROTOCOL_VERSION = 12
 
+MAX_TOKENS = 1 << 20
+MAX_NUM_SEQS = 1 << 12
+MAX_FAN_OUT = 1 << 12
+"""Most candidates behind one token of a tree, and most nodes of one step."""
 MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
 MAX_ROWS = 1 << 12
@@ -74,6 +75,21 @@ class Ready(_Message, frozen=True, tag=11):
     """Further rank of the target -> first one: its part of the model is loaded."""
 
 
+class Sampling(Struct, frozen=True, gc=False):
+    """The distribution of the target's tokens: the fields of `config.Distribution`, which checks them."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    acceptance: str = "auto"
+    seed: int = 0
+
+
 class Open(_Message, frozen=True, tag=2):
     """Target -> draft: prefill these tokens and draft on."""
 
@@ -93,8 +109,8 @@ class Open(_Message, frozen=True, tag=2):
     """Candidates are sent once this many are ready, or when nothing more can follow."""
     reference: Ids = ()
     """Tokens that the target will commit after `token_ids`, for a synthetic drafter; else empty."""
-    distribution: Distribution = GREEDY
-    """Distribution of the target's tokens, for the draft's own logits."""
+    sampling: Sampling = Sampling()
+    """What the draft applies to its own logits."""
     fan_out: Width = 1
     """Most candidates that a draft step makes after a token; 1: a chain."""
     rows_per_step: Width = 1

@@ -97,7 +97,7 @@ class TargetSequence(DraftedSequence):
                 max_lookahead=policy.max_lookahead,
                 tokens_per_message=policy.tokens_per_message,
                 reference=request.reference,
-                distribution=request.distribution,
+                sampling=request.distribution.as_message(),
                 fan_out=fan_out,
                 rows_per_step=policy.rows_per_step,
                 max_steps=policy.max_steps,
