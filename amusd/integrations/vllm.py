@@ -35,8 +35,9 @@ from amusd.logs import warn_once
 from amusd.protocol.messages import MAX_NUM_SEQS, Open, Width
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices
-from amusd.runtime.draft_client import DraftClient, DraftedSequence
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.remote_drafter import LOOKAHEAD
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, from_mapping, shown
 from amusd.tracing.recorder import Recorder

@@ -1,7 +1,8 @@
-"""How long a silent draft is waited for, and when it is told again. Pure: it is told the time."""
+"""When a silent draft is waited for or told again, and when a lost one is replaced. Pure: the caller gives the time."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MAX_NONSENSE = 100
@@ -12,6 +13,44 @@ MAX_SIGN_SECONDS = 10.0
 """How long the draft may say that it is at work without a candidate."""
 TAKE_IN_SECONDS = 0.02
 """Extra seconds for each token of sequences not yet answered: the draft prefills first."""
+
+MAX_RESTARTS = 5
+"""Most restarts in a row without an accepted candidate."""
+BACK_OFF_SECONDS = 0.25
+"""Pause before the second of them; doubled for each further one."""
+STEADY_SECONDS = 60.0
+"""A draft that was up for this long is worth replacing, whatever ended it."""
+
+
+@dataclass
+class Restarts:
+    """Losses in a row, and the pauses between them. Times are in seconds."""
+
+    not_before: float = 0.0
+    """The next draft starts no earlier."""
+    _num_fruitless: int = 0
+    """Restarts in a row without an accepted candidate."""
+    _num_refused: int = 0
+    """Tries in a row that a server has not answered."""
+    _steady_at: float = math.inf
+
+    def on_met(self, now: float) -> None:
+        """A draft has said hello."""
+        self._num_refused, self._steady_at = 0, now + STEADY_SECONDS
+
+    def on_accepted(self) -> None:
+        """A candidate of the present draft was accepted."""
+        self._num_fruitless = 0
+
+    def on_lost(self, now: float, *, counts: bool) -> bool:
+        """A draft is lost; return whether it was one too many. `counts`: False for a server that was not there."""
+        if now >= self._steady_at:
+            self._num_fruitless = 0
+        self._num_fruitless, self._steady_at = self._num_fruitless + counts, math.inf
+        self._num_refused = min(self._num_refused + (not counts), MAX_RESTARTS)
+        if (number := self._num_fruitless + self._num_refused) > 1:
+            self.not_before = now + BACK_OFF_SECONDS * 2 ** (number - 2)
+        return self._num_fruitless > MAX_RESTARTS
 
 
 class DraftState:

@@ -17,7 +17,7 @@ from amusd.protocol.messages import Failed, Ready
 from amusd.runner.process_group import ProcessGroup
 from amusd.runner.rank_commands import command_encoder
 from amusd.runner.rendezvous import Rendezvous
-from amusd.runtime.connection import failure_report, reported
+from amusd.runtime.hello import failure_report, reported
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend

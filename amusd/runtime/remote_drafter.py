@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from amusd.drafters.base import Drafter
 from amusd.logs import warn_once
 from amusd.protocol.messages import Open
-from amusd.runtime.draft_client import DraftClient, DraftedSequence
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.drafted_sequence import DraftedSequence
 
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""

@@ -22,7 +22,7 @@ from amusd.protocol.messages import Candidate, Open, Progress
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.draft_client import DraftedSequence
+from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.verifier import Verifier
 from amusd.sampling.acceptance import Acceptance, unpack_rows
 from amusd.sampling.stopping import StopChecker

@@ -17,9 +17,9 @@ from faults.world import MS, World
 from amusd.child import Ended
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Close, DraftHello, Message, Open, TargetHello
-from amusd.runtime.connection import failure_report
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.hello import failure_report
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
 

@@ -221,7 +221,7 @@ def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
 
 def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
     runner = Runner(PROMPTS[0])
-    runner.batch.connection._num_fruitless = 1
+    runner.batch.connection._restarts._num_fruitless = 1
     runner.run()
     assert runner.proposed == [[]]  # the draft has not begun
     runner.drafts.let(9)
@@ -230,7 +230,7 @@ def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
     assert runner.run() == [NUM_CANDIDATES]  # and while it verified them, the draft was not let
     assert runner.batch.counts.accepted == NUM_CANDIDATES
     assert runner.batch.counts.rows_without == 1
-    assert runner.batch.connection._num_fruitless == 0
+    assert runner.batch.connection._restarts._num_fruitless == 0
 
 
 @pytest.mark.parametrize(("rows_per_step", "is_ready"), [(1, False), (VOCAB_SIZE, True)])

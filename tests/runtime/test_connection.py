@@ -14,14 +14,9 @@ from amusd.child import Ended
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
 from amusd.protocol.wire import encode
-from amusd.runtime.connection import (
-    BACK_OFF_SECONDS,
-    FAREWELL_SECONDS,
-    LOOK_SECONDS,
-    MAX_RESTARTS,
-    Connection,
-    failure_report,
-)
+from amusd.runtime.connection import FAREWELL_SECONDS, LOOK_SECONDS, Connection
+from amusd.runtime.hello import failure_report
+from amusd.runtime.patience import BACK_OFF_SECONDS, MAX_RESTARTS
 
 TIMEOUT_SECONDS = 10.0
 

@@ -198,12 +198,12 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
     for token_id, number in (((right + 1) % VOCAB_SIZE, 0), (right, 1)):
         target = Target()
         target.link.inbox.append(chain(1, PROMPT, (token_id,)))
-        target.connection._num_fruitless = 3
+        target.connection._restarts._num_fruitless = 3
         next(decode(target.worker, *target.request(20)))
-        assert target.connection._num_fruitless == (0 if number else 3)
+        assert target.connection._restarts._num_fruitless == (0 if number else 3)
     target.connection.lose("its process ended")
     target.connection.accepted()
-    assert target.connection._num_fruitless == 1
+    assert target.connection._restarts._num_fruitless == 1
 
 
 def without_waits(target: Target, num_tokens: int) -> TargetSequence:
