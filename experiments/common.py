@@ -30,15 +30,17 @@ _FOLDERS = re.compile(r"(?:[^/,:\[\]]*/)+")
 # Commands
 
 
-def run_amusd(command: str, overrides: Sequence[str], run_dir: Path, *, sweep: bool = False) -> Document:
+def run_amusd(
+    command: str, overrides: Sequence[str], run_dir: Path, *, sweep: bool = False, under: Sequence[str] = ()
+) -> Document:
     """Run one `amusd` command of this checkout; return the JSON document that it prints.
 
-    Raises `ConfigError` if it fails.
+    `under`: words before the command, such as those of `taskset`. Raises `ConfigError` if it fails.
     """
     arguments = [command, *(["-m"] if sweep else []), *overrides]
     print(shlex.join(["amusd", *without_folders(arguments)]), file=sys.stderr, flush=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.main", *arguments, "output=json", f"run_dir={run_dir}"],
+        [*under, sys.executable, "-m", "launch.main", *arguments, "output=json", f"run_dir={run_dir}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
         stdout=subprocess.PIPE,
         text=True,

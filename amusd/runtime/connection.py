@@ -3,8 +3,7 @@
     lost ──▶ its process has ended ──▶ the next one starts and listens ──▶ both say hello ──▶ it is used
 
 The target goes on decoding meanwhile: once there was a draft, nothing here waits or raises. Each draft has its own link
-and nonce, so messages of an earlier one are dropped. After `MAX_RESTARTS` in a row without an accepted candidate or
-`STEADY_SECONDS` of work, the target stays alone for good.
+and nonce, so messages of an earlier one are dropped. `patience.Restarts` says when the target stays alone for good.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-
-from typing_extensions import Self
 
 from amusd.clock import MONOTONIC, Clock
 from amusd.config import EngineConfig
@@ -78,10 +75,10 @@ class Connection:
     """When a lost draft is ended by force."""
 
     @classmethod
-    def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Self:
+    def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Connection:
         """A connection to the drafts of `source`, which end with `running`."""
-        running.callback(source.stop)
         connection = cls(source=source, startup_timeout_seconds=config.startup_timeout_seconds, _is_starting=True)
+        running.callback(source.stop)
         running.callback(connection.shut_down)
         return connection
 
@@ -182,7 +179,7 @@ class Connection:
             if end is not None:
                 raise PeerLostError(end.in_words(DRAFT))
             if link is not None and link.refusal is not None:
-                raise ConfigError(f"the draft refuses this target: {link.refusal}")
+                raise self._refused(f"the draft refuses this target: {link.refusal}")
         if now >= self._deadline:
             why = "" if source.process else "; is its server at work?"
             raise PeerLostError(f"no hello from the draft within startup_timeout_seconds{why}")
@@ -195,7 +192,6 @@ class Connection:
             if not self.incarnation:
                 raise
             self._restarts.not_before = now + START_AGAIN_SECONDS  # no descriptors: no fault of the draft
-            return
         if self._arriving is not None:
             number = max(self.incarnation, self._hello.incarnation) + 1
             self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
@@ -203,8 +199,8 @@ class Connection:
 
     def _meet(self, source: DraftSource, link: Link, hello: Message) -> None:
         if isinstance(hello, Failed):
-            if hello == BUSY and not self.incarnation:  # later it may be this target's own session, not over yet
-                raise ConfigError(f"drafter.address={link.address}: {hello.text}; it serves one at a time")
+            if hello == BUSY:
+                raise self._refused(f"drafter.address={link.address}: {BUSY.text}; it serves one at a time")
             raise reported(hello, "the draft failed while starting")
         if not isinstance(hello, DraftHello):
             raise PeerProtocolError(f"{type(hello).__name__} before its hello")
@@ -215,6 +211,10 @@ class Connection:
         self.on_met()
         self.link, self._arriving, self.incarnation = link, None, hello.incarnation
         self._restarts.on_met(self.clock.now())
+
+    def _refused(self, line: str) -> ConfigError | PeerLostError:
+        """The user's mistake at first. Later the network may have broken, or this target's last session lasts still."""
+        return PeerLostError(line) if self.incarnation else ConfigError(line)
 
     def _search(self, reason: str, *, was_met: bool) -> None:
         """Begin to look for another draft. The lost one is ended after `FAREWELL_SECONDS`."""

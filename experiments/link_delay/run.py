@@ -1,4 +1,9 @@
-"""What distance costs: every message takes 0 to 30 ms longer, in both directions."""
+"""A draft on another machine: what a network of 0 to 30 ms between the two costs.
+
+Two network namespaces of this machine, each with its own core, stand in for the machines; a cable connects them, and
+a relay hands every byte on after the delay. On one runs `amusd draft`, on the other `amusd compare`, as a user types
+them. The same comparison with a draft beside the target comes first. Needs root, for the namespaces, and Linux.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,120 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
-from experiments.lines import sweep
+import argparse
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from amusd.commands.tables import rows_table
+from amusd.errors import ConfigError
+from amusd.transport.curve import write_keys
+from experiments.common import Document, per_prompt_of, run_amusd, write_jobs
+from experiments.lines import lines_over
+from experiments.plotting import caption, run, subplots
+from experiments.request import ROOT, Request, parser_of
+
+KEY = "delay_ms"
+DELAYS = (0, 1, 10, 30)
+TARGET, DRAFT = "10.78.0.1", "10.78.0.2"
+PORT = 29501
+IP = "/sbin/ip"
+START_SECONDS = 120.0
+
+
+def main() -> None:
+    """Run the script."""
+    run(parser_of("link_delay", __doc__, num_prompts=6, num_tokens=64), measure, draw)
+
+
+def measure(request: Request, _arguments: argparse.Namespace) -> None:
+    """Compare with a draft beside the target, then with one at each distance."""
+    overrides = ["compare.policies=[auto]", "compare.synchronous_lengths=[1,2,4,7]", *request.workload()]
+    if request.quick:
+        overrides[1] = "compare.synchronous_lengths=[2]"
+    keys = request.runs / "keys"
+    write_keys(keys)
+    jobs = [_job(request, "beside", overrides, [])]
+    with _two_machines() as (here, there):
+        for delay in DELAYS[: 2 if request.quick else None]:
+            with _draft(there, keys), _cable(here, delay) as host:
+                to = [f"drafter.address=tcp://{host}:{PORT}", f"transport.keys={keys}"]
+                jobs.append(_job(request, delay, [*overrides, *to], [*here, "taskset", "-c", "0"]))
+    write_jobs(request, jobs)
+
+
+def _job(request: Request, delay: Any, overrides: Sequence[str], under: Sequence[str]) -> Document:
+    folder = request.runs / str(delay)
+    result = run_amusd("compare", overrides, folder, under=under)
+    print(rows_table(result["rows"]), flush=True)
+    return {
+        "command": f"amusd compare {' '.join(overrides)}".replace(f"{request.runs}/", ""),
+        "settings": {KEY: delay},
+        "rows": result["rows"],
+        "per_prompt": per_prompt_of(folder),
+        "machine": result["environment"],
+    }
+
+
+@contextmanager
+def _two_machines() -> Iterator[tuple[list[str], list[str]]]:
+    """The words that run a command on the one and on the other."""
+    names = [f"amusd-{os.getpid()}-{number}" for number in range(2)]
+    with ExitStack() as stack:
+        for name in names:
+            _ip("netns", "add", name)
+            stack.callback(_ip, "netns", "delete", name)
+        _ip("link", "add", "name", "cable", "netns", names[0], "type", "veth", "peer", "cable", "netns", names[1])
+        for name, address in zip(names, (TARGET, DRAFT), strict=True):
+            _ip("-n", name, "address", "add", f"{address}/30", "dev", "cable")
+            _ip("-n", name, "link", "set", "cable", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield tuple(["ip", "netns", "exec", name] for name in names)  # type: ignore[misc]
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run([IP, *arguments], capture_output=True, text=True, timeout=START_SECONDS, check=False)
+    if done.returncode:
+        raise ConfigError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+@contextmanager
+def _draft(there: Sequence[str], keys: Path) -> Iterator[None]:
+    arguments = ["-m", "launch.main", "draft", f"listen=tcp://{DRAFT}:{PORT}", f"transport.keys={keys}"]
+    line = [*there, "taskset", "-c", "1", sys.executable, *arguments]
+    with subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _cable(here: Sequence[str], delay: float) -> Iterator[str]:
+    """The host at which the target finds the draft: without a delay its own."""
+    if not delay:
+        yield DRAFT
+        return
+    relay = [sys.executable, str(Path(__file__).with_name("relay.py"))]
+    ends = [f"{TARGET}:{PORT}", f"{DRAFT}:{PORT}", str(delay / 1000)]
+    with subprocess.Popen([*here, *relay, *ends]) as process:
+        try:
+            yield TARGET
+        finally:
+            process.terminate()
+
+
+def draw(results: Document) -> Any:
+    """Speed-ups over the delay."""
+    figure, axes = subplots()
+    lines_over(axes, [job for job in results["jobs"] if job["settings"][KEY] != "beside"], KEY)
+    axes.set_xlabel("delay of the network, one way (ms)")
+    axes.legend()
+    figure.supxlabel(caption(results), fontsize=7)
+    return figure
+
 
 if __name__ == "__main__":
-    sweep(
-        "link_delay",
-        __doc__,
-        "transport.delay_ms",
-        "added delay of a message, one way (ms)",
-        values="0,1,5,10,30",
-        quick_values="0,10",
-        lengths="1,2,4,7",
-        policies="chain,branching,auto",
-    )
+    main()

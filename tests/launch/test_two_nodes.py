@@ -1,4 +1,4 @@
-"""torchrun on two nodes that a cable connects: a rank of the target on each, and a draft; and what can happen."""
+"""Two nodes that a cable connects: ranks of the target under torchrun, or `amusd draft`; and what can happen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from amusd.transport.curve import write_keys
-from tests.launch.processes import SECONDS, environment, torchrun_command
+from tests.launch.processes import SECONDS, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -115,3 +115,36 @@ def test_the_end_of_a_rank_ends_the_target_in_one_line_and_in_bounded_time(
             time.sleep(0.05)
         await_end(workers)
         assert first.wait(END_SECONDS) == 1
+
+
+@pytest.mark.embedded
+def test_a_draft_behind_a_cable_that_was_cut_is_found_again(tmp_path: Path, nodes: tuple[str, str]) -> None:
+    write_keys(tmp_path / "keys")
+    link = (f"tcp://{ADDRESSES[1]}:29501", f"transport.keys={tmp_path / 'keys'}")
+    asked = (f"prompt={PROMPT}", "sampling.max_new_tokens=700", "sampling.ignore_eos=true", "output=json")
+    commands = (
+        amusd_command("generate", *asked, f"drafter.address={link[0]}", link[1], "run_dir=out"),
+        amusd_command("draft", f"listen={link[0]}", link[1]),
+    )
+    pipe = subprocess.PIPE
+    with ExitStack() as stack:
+        target, draft = (
+            stack.enter_context(subprocess.Popen(
+                ["ip", "netns", "exec", node, *command],
+                cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True,
+            ))
+            for node, command in zip(nodes, commands, strict=True)
+        )  # fmt: skip
+        stack.callback(draft.kill)
+        stack.callback(target.kill)
+        assert target.stderr is not None
+        assert any("run directory" in line for line in target.stderr)
+        time.sleep(1.0)
+        ip("-n", nodes[0], "link", "set", "cable", "down")
+        assert any("the draft is replaced: it has said nothing for" in line for line in target.stderr)
+        ip("-n", nodes[0], "link", "set", "cable", "up")
+        said, lines = target.communicate(timeout=SECONDS)
+    plain = run(amusd_command("generate", *asked, "mode=autoregressive", "run_dir=plain"), tmp_path)
+    together = json.loads(said)
+    assert together["token_ids"] == json.loads(plain.stdout)["token_ids"]
+    assert together["metrics"]["num_draft_restarts"] == 1, lines

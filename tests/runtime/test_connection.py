@@ -15,7 +15,7 @@ from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
 from amusd.protocol.wire import encode
 from amusd.runtime.connection import FAREWELL_SECONDS, LOOK_SECONDS, Connection
-from amusd.runtime.hello import failure_report
+from amusd.runtime.hello import BUSY, failure_report
 from amusd.runtime.patience import BACK_OFF_SECONDS, MAX_RESTARTS
 
 TIMEOUT_SECONDS = 10.0
@@ -124,7 +124,7 @@ def test_a_draft_that_does_not_end_by_itself_is_dropped(search: Search) -> None:
     assert search.source.num_dropped == 1
 
 
-@pytest.mark.parametrize("says", [(), (DraftHello(77, "", (), 1),), (Shutdown(),)])
+@pytest.mark.parametrize("says", [(), (DraftHello(77, "", (), 1),), (Shutdown(),), (BUSY,)])
 def test_a_replacement_that_hangs_before_its_hello_or_says_something_else_is_replaced(
     search: Search, says: tuple[Message, ...]
 ) -> None:
@@ -237,6 +237,7 @@ def test_a_server_that_is_away_is_tried_at_longer_intervals_for_ever_and_counts_
         (failure_report(ConfigError("model /\udcff: no such folder")), ConfigError, r"^model /\?: no such folder$"),
         (failure_report(MemoryError("a bug")), PeerError, r"MemoryError: a bug$"),
         (Failed("Error", "no\n\tspace\x1b[2J\x07left"), PeerError, r"no\n\tspace\?\[2J\?left"),
+        (BUSY, ConfigError, "^drafter.address=memory://: the draft serves another target; it serves one at a time$"),
         (DraftHello(1, "a" * 64, ("eagle",), 7), ConfigError, "^drafter=eagle: its tokenizer differs"),
         (DraftHello(1, "", ("eagle",), 7), ConfigError, "^drafter=ngram: the draft has eagle$"),
     ],
@@ -251,6 +252,22 @@ def test_a_first_draft_that_says_why_it_cannot_serve_is_believed_at_once(
         search.new().await_first("b" * 64, ["ngram"])
     assert type(caught.value) is kind
     assert search.clock.ns == 0
+
+
+def test_a_handshake_that_fails_is_a_refusal_of_a_first_target_and_a_broken_network_later(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search.source.process = None
+    search.source.answers = False
+    monkeypatch.setattr(Link, "refusal", "no key")
+    with pytest.raises(ConfigError, match="the draft refuses this target: no key"):
+        search.new().await_first("")
+    search.lose()
+    assert not search.found.find_next()
+    monkeypatch.setattr(Link, "refusal", None)
+    search.source.answers = True
+    search.look("there")
+    assert search.found.num_restarts == 1
 
 
 def said_by(link: Link, message: Message) -> Link:
