@@ -63,10 +63,10 @@ class Ended(NamedTuple):
 
 
 class ForkServer:
-    """The parent's end of a server that runs one child at a time."""
+    """A server that runs one child at a time, as seen by its parent."""
 
     def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
-        """Start the server, without waiting. `command`: starts a process that calls `serve`; its output is dropped."""
+        """Start the server, without waiting. `command`: runs a process that calls `serve`; its output is dropped."""
         self._pipe, theirs = Pipe()
         variables = {name: value for name, value in environment_with_huge_pages().items() if name not in _BINDINGS}
         with theirs:
@@ -191,7 +191,7 @@ def _fork(pipe: Connection, work: Callable[[], int]) -> int:
         return pid
     code = 1
     try:
-        _on_hang_up(lambda: os._exit(0))  # nobody is left to work for
+        _on_hang_up(lambda: os._exit(0))  # its parent is gone
         _report(pipe, os.getpid())  # before anybody can have met it
         code = work()
     except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so

@@ -59,7 +59,7 @@ class Engine:
     tokenizer: Tokenizer
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
-    meeting: Rendezvous | None = None
+    rendezvous: Rendezvous | None = None
     """Where the target's ranks meet, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
@@ -88,9 +88,9 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig) -> Self:
         """As `launch`, from a whole configuration."""
-        config, drafts, meeting = start_workers(config)
+        config, drafts, rendezvous = start_workers(config)
         torch.set_num_threads(config.hardware.num_threads)
-        return cls.connect(config, drafts, Recorder("target"), meeting=meeting)
+        return cls.connect(config, drafts, Recorder("target"), rendezvous=rendezvous)
 
     @classmethod
     def connect(
@@ -99,21 +99,21 @@ class Engine:
         drafts: DraftSource | None,
         recorder: Recorder,
         *,
-        meeting: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> Self:
-        """Load the target here; `drafts`: the source of its drafts; `meeting`: where the other ranks connect.
+        """Load the target here; `drafts`: the source of its drafts; `rendezvous`: where the other ranks connect.
 
         Draft and ranks are stopped with the engine, also if making it fails.
         """
         with ExitStack() as others:
             if drafts is not None:
                 others.callback(drafts.stop)
-            if meeting is not None:
-                others.callback(meeting.stop)
+            if rendezvous is not None:
+                others.callback(rendezvous.stop)
             config = settle_dtype(config, device_of(config, "target"))
-            worker, tokenizer = connect_target(config, drafts, recorder, others, meeting=meeting)
+            worker, tokenizer = connect_target(config, drafts, recorder, others, rendezvous=rendezvous)
             drafters = [drafter.kind for drafter in config.drafters]
-            return cls(worker, tokenizer, drafters, meeting, others.pop_all())
+            return cls(worker, tokenizer, drafters, rendezvous, others.pop_all())
 
     @property
     def draft_pid(self) -> int | None:

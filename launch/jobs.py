@@ -166,12 +166,12 @@ class Jobs:
 
     def _make_pair(self, wanted: EngineConfig, events: str | None) -> Engine:
         pin_to(set(self._cores))
-        settled, drafts, meeting = start_workers(wanted)
+        settled, drafts, rendezvous = start_workers(wanted)
         if set(settled.hardware.devices) == {"cpu"}:
             pin_rank(settled, "target", self._cores)
         from amusd.engine import Engine
 
-        return Engine.connect(settled, drafts, Recorder("target", events), meeting=meeting)
+        return Engine.connect(settled, drafts, Recorder("target", events), rendezvous=rendezvous)
 
     def _events(self, number: int | None) -> str:
         """The folder of this job's events; in a sweep as a format in which `{run}` is a job's number."""
@@ -184,7 +184,7 @@ class Jobs:
     def _record(self) -> None:
         """Write `workers.json`: before the first token, and again for each further draft."""
         if self._engine is not None:
-            others = [] if self._engine.meeting is None else self._engine.meeting.pids
+            others = [] if self._engine.rendezvous is None else self._engine.rendezvous.pids
             drafts = filter(None, [self._engine.draft_pid])
             write_json(self._directory / WORKERS_FILE, {"target": [os.getpid(), *others], "draft": [*drafts]})
 

@@ -220,7 +220,7 @@ def _run_target(command: str, config: RunConfig, meeting: Rendezvous, store: Any
 
         store.set(ADDRESS, meeting.address)
         drafts = DraftSource(wanted, draft_address(wanted, meeting)) if wanted.drafters else None
-        return Engine.connect(wanted, drafts, Recorder("target", events), meeting=meeting)
+        return Engine.connect(wanted, drafts, Recorder("target", events), rendezvous=meeting)
 
     with closing(Jobs(command, make_engine)) as jobs:
         return jobs.run(config)

@@ -110,12 +110,12 @@ def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(commands: Command
 def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tmp_path: Path) -> None:
     tiny.tiny_config("LlamaConfig").save_pretrained(tmp_path)  # with two key heads, and without weights
     config = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), target_tensor_parallel_size=3)
-    drafts, meeting = Mock(), Mock()
+    drafts, rendezvous = Mock(), Mock()
     with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=3: .* allowed: 1 to 2$"):
-        Engine.connect(config, drafts, Recorder("target"), meeting=meeting)
+        Engine.connect(config, drafts, Recorder("target"), rendezvous=rendezvous)
     drafts.stop.assert_called_once_with()
     drafts.tell.assert_not_called()
-    meeting.stop.assert_called_once_with()
+    rendezvous.stop.assert_called_once_with()
 
 
 # Lists of prompts, defaults, and the mistakes of callers from Python

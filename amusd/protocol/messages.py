@@ -51,7 +51,7 @@ class TargetHello(_Message, frozen=True, tag=1):
     """Target -> draft, first on their link: refuse early what cannot work together."""
 
     incarnation: Positive
-    """The draft's life that begins, by the target's count."""
+    """Number of the draft process, as counted by the target."""
     tokenizer_hash: Text
     """Fingerprint (hex) of its tokenizer, which the peers compare."""
     events: Text | None
@@ -96,7 +96,7 @@ class Open(_Message, frozen=True, tag=2):
     sequence_id: Count
     """Names the sequence; higher than that of any earlier sequence."""
     incarnation: Count
-    """The draft's life this is addressed to."""
+    """Number of the draft process that this is addressed to."""
     token_ids: Ids
     """All committed tokens: the prompt, and more when a draft joins late."""
     max_length: Length
@@ -126,12 +126,12 @@ class Open(_Message, frozen=True, tag=2):
 class Candidate(_Message, frozen=True, tag=3):
     """Draft -> target: tokens that may follow what is committed; may be empty, to say `more=False`.
 
-    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a number is given once in a draft's life.
+    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a draft process gives a number once.
     """
 
     sequence_id: Count
     incarnation: Count
-    """The draft's life that drafted them."""
+    """Number of the draft process that drafted them."""
     base: Count
     """Committed length that the draft knew, and that parent 0 stands for."""
     prefix_hash: Unsigned64
@@ -157,7 +157,7 @@ class Verdict(_Message, frozen=True, tag=4):
 
     sequence_id: Count
     incarnation: Count
-    """The draft's life this is addressed to."""
+    """Number of the draft process that this is addressed to."""
     epoch: Count
     """How often candidates were lost; a new epoch has the draft offer its tree again."""
     start: Count
@@ -176,7 +176,7 @@ class Features(_Message, frozen=True, tag=9):
 
     sequence_id: Count
     incarnation: Count
-    """The draft's life this is addressed to."""
+    """Number of the draft process that this is addressed to."""
     start: Count
     """Position of the first row."""
     end: Count

@@ -1,8 +1,8 @@
-"""A target's client of its draft: what the draft is told of each sequence, and what it says.
+"""A target's client of its draft: it tells the draft about each sequence, and takes in the draft's messages.
 
-A draft that is slow, wrong or gone costs time, never a token. A silent one is waited for `max_silence_seconds` in all,
-and told again at growing intervals, so that its link does not fill (`patience.py`). A lost one is replaced
-(`connection.py`), and told of all open sequences.
+A draft that is slow, wrong or gone costs time, never a token. The target waits for a silent draft at most
+`max_silence_seconds` in all, and reminds it at growing intervals, so that its link does not fill (`patience.py`). The
+draft that replaces a lost one (`connection.py`) is told of all open sequences.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from amusd.tracing.recorder import Recorder
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
 HELLO_SECONDS = 0.005
-"""How long a draft that listens is waited for at once, which saves a pass without it."""
+"""Longest wait for the hello of a draft that already listens, which saves a pass without candidates."""
 SETTLE_SECONDS = 0.01
-"""The longest wait for them at once: a new request may come meanwhile."""
+"""Longest single wait for those counts, since a new request may come meanwhile."""
 
 MAX_DRAINED = 1_000
 """Most messages taken in before a pass."""
@@ -85,7 +85,7 @@ class DraftClient:
             self._attach(sequence)
 
     def look_for_next(self) -> bool:
-        """Have a draft that replaces a lost one work on the open sequences; whether there is one."""
+        """Open all sequences at the draft that replaces a lost one; return whether there is one."""
         if not self.connection.find_next(self.hello_seconds):
             return False
         for number, sequence in sorted(self._sequences.items(), key=lambda pair: -pair[1].session.remaining):
@@ -96,9 +96,9 @@ class DraftClient:
         return True
 
     def tell(self, sequence: DraftedSequence) -> None:
-        """Tell the draft what is committed; a silent one only now and then.
+        """Tell the draft what is committed; remind a silent draft only now and then.
 
-        A draft without candidates may have lost its opening, which is sent again; a second one is ignored.
+        A draft that never answered may have lost the opening, which is sent again. A second opening is ignored.
         """
         state = sequence.at_draft
         if state is None:
@@ -233,7 +233,7 @@ class DraftClient:
         sequence = None if counts is None else self._sequences.get(message.sequence_id)
         if sequence is None:
             self.connection.silence.end()
-        elif self.connection.silence.on_sign(self.recorder.now_ns()):  # the draft works, so nobody has waited in vain
+        elif self.connection.silence.on_sign(self.recorder.now_ns()):  # the draft works, so no wait was in vain
             for each in self._sequences.values():
                 if each.at_draft is not None:
                     each.at_draft.waited_ns = 0

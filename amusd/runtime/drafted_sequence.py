@@ -34,7 +34,7 @@ class DraftedSequence:
 
     @classmethod
     def behind(cls, token_ids: Sequence[int], wish: Open, vocab_size: int, max_silence_seconds: float) -> Self:
-        """A sequence whose tokens somebody else decides; they are ids in `[0, vocab_size)`."""
+        """A sequence whose tokens another engine decides; they are ids in `[0, vocab_size)`."""
         number, length, fan_out = wish.sequence_id, wish.max_length, wish.fan_out
         session = TargetSession(
             sequence_id=number, prompt=token_ids, max_length=length, vocab_size=vocab_size, fan_out=fan_out

@@ -64,7 +64,7 @@ class DraftState:
         self.num_features = 0
         """First positions whose features it has."""
         self.waited_ns = 0
-        """How long the sequence waited for the draft since it was last heard."""
+        """How long the sequence has waited for the draft since its last message."""
         self._first_ns = self._pause_ns = first_ns
         self._due_ns = now_ns + first_ns
 
@@ -76,7 +76,7 @@ class DraftState:
         self._due_ns = now_ns + self._pause_ns
 
     def take_reminder(self, now_ns: int) -> bool:
-        """Whether a reminder is due; the one after it is due in twice the time."""
+        """Whether a reminder is due. The pause before the next one is twice as long."""
         if now_ns < self._due_ns:
             return False
         self._pause_ns *= 2
@@ -86,25 +86,25 @@ class DraftState:
 
 @dataclass(slots=True)
 class Silence:
-    """What the present draft owes since its last sensible message."""
+    """How long the present draft has owed an answer."""
 
     is_too_long: bool = False
     """Whether it is silent for too long."""
     asked_ns: int | None = None
     """Time of the first unanswered message; None: it owes no answer."""
     waited_ns: int = 0
-    """How long it was waited for, by any sequence."""
+    """How long any sequence has waited for it."""
     num_nonsense: int = 0
     first_sign_ns: int | None = None
     """Time of the first sign of work since its last candidate."""
 
     def end(self, first_sign_ns: int | None = None) -> None:
-        """Nothing is owed any more."""
+        """The draft owes no answer any more."""
         self.is_too_long, self.asked_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
         self.first_sign_ns = first_sign_ns
 
     def on_sign(self, now_ns: int) -> bool:
-        """Take in a sign of work, which ends the silence; False after `MAX_SIGN_SECONDS` of signs alone."""
+        """The draft says that it works, which ends the silence. False after `MAX_SIGN_SECONDS` without a candidate."""
         first_ns = now_ns if self.first_sign_ns is None else self.first_sign_ns
         if now_ns - first_ns > MAX_SIGN_SECONDS * 1e9:
             self.expect_answer(now_ns)
@@ -113,7 +113,7 @@ class Silence:
         return True
 
     def expect_answer(self, now_ns: int) -> None:
-        """It owes an answer from now on, if it has owed none."""
+        """The draft owes an answer from now on, or from an earlier message."""
         if self.asked_ns is None:
             self.asked_ns = now_ns
 
@@ -126,7 +126,7 @@ class Silence:
         return 0.0 if self.is_too_long else max(0, round(limit_seconds * 1e9) - self.waited_ns) / 1e9
 
     def judge(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:
-        """Note whether it is too long; return why the draft counts as lost, if it does.
+        """Update `is_too_long`; return why the draft counts as lost, or None.
 
         `num_new_tokens`: tokens of sequences that the draft has not begun.
         """

@@ -33,7 +33,7 @@ def judge_steps(target: Sequence[Event], draft: Sequence[Event]) -> list[Step]:
     right: list[tuple[int, Step]] = []
     """Position and step of each right token."""
     is_tree = drafts_tree(draft)
-    length = base = num_before = 0  # the last one: steps of earlier lives of the draft
+    length = base = num_before = 0  # the last one: steps of earlier draft processes
     for event in draft:
         if isinstance(event, DraftPrefill):
             length = base = event.num_tokens

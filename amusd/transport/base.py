@@ -21,7 +21,7 @@ MAX_QUEUED_MESSAGES = 10_000
 SPIN_SECONDS = 0.002
 """How long a receiver polls before it sleeps: about a fast drafter's token."""
 LOOK_SECONDS = 0.001
-"""How often an end that works looks whether its peer is still there."""
+"""Interval at which a busy end checks that its peer is still there."""
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Yields the core, which the other end may need."""
 CLOSED = "this end of the link is closed"
@@ -77,7 +77,7 @@ class Transport(Link):
     num_rejected = 0
     """Frames that were dropped, and connections that were refused."""
     answer_to_others: Message | None = None
-    """What a ZeroMQ link tells whoever comes beside its peer; None: nothing."""
+    """The answer of a ZeroMQ link to anyone but its peer; None: no answer."""
     clock = MONOTONIC
     delay_seconds = 0.0
     """Least time from a message's sending to its receipt, on one machine, whose processes share a clock."""

@@ -3,8 +3,8 @@
 * A peer is lost at its first disconnect, for good. A local link has no heartbeats: a stopped process is slow, not lost.
   A link between machines gives up after 5 s.
 * With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused.
-* Whoever speaks first is the listening end's peer. Others are told `answer_to_others`, and disturb nothing. A stranger
-  can come first where there are no keys: keep socket files in a private folder.
+* The first one to send a message is the listening end's peer. Any other gets `answer_to_others`, and disturbs nothing.
+  Without keys a stranger may be the first: keep socket files in a private folder.
 * A receiver spins before it sleeps (`base.spin_then_sleep`).
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
@@ -39,7 +39,7 @@ GIVE_WAY_SECONDS = 0.001
 """A sender yields its core after a message, at most this often."""
 
 RECONNECT_MS = 20
-"""How often the connecting end tries while nobody listens."""
+"""Pause between two tries to connect."""
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
 _NO_KEY_HELD = (
@@ -50,7 +50,7 @@ _WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE
 
 
 class ZeroMQTransport(Transport):
-    """A `Transport` to another process. Neither end waits for the other, which the connecting one keeps trying."""
+    """A `Transport` to another process. Neither end waits for the other; the connecting end tries again and again."""
 
     def __init__(
         self, address: str, nonce: int | None, *, listens: bool, insecure: bool = False, keys: Keys | None = None

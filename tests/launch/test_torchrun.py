@@ -135,8 +135,8 @@ def meet_apart(monkeypatch: pytest.MonkeyPatch, host: str) -> tuple[RunConfig, R
 def test_rank_0_and_the_draft_listen_at_their_addresses_in_the_network(
     monkeypatch: pytest.MonkeyPatch, host: str, address: str
 ) -> None:
-    config, meeting = meet_apart(monkeypatch, host)
-    assert (config.transport.address, meeting.address, meeting.host) == ("tcp://10.0.0.2:29501", address, host)
+    config, rendezvous = meet_apart(monkeypatch, host)
+    assert (config.transport.address, rendezvous.address, rendezvous.host) == ("tcp://10.0.0.2:29501", address, host)
     assert check_address(address, beyond=True, to_bind=True) == (address, False)
 
 

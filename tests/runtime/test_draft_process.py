@@ -36,7 +36,7 @@ from amusd.runtime.patience import MAX_RESTARTS
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events
 from amusd.transport import factory
-from amusd.transport.factory import meeting_place
+from amusd.transport.factory import link_address
 from tests.warm import Popen
 
 SECONDS = 60.0
@@ -136,7 +136,7 @@ def test_a_process_that_cannot_be_forked_serves_target_after_target_whatever_one
     monkeypatch.setattr(draft_server, "listen", listen)
     frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
     of_another_version = frame + zlib.crc32(frame).to_bytes(4, "little")
-    with meeting_place(CONFIG.transport) as address, ThreadPoolExecutor(1) as pool:
+    with link_address(CONFIG.transport) as address, ThreadPoolExecutor(1) as pool:
         serving = pool.submit(DraftServer(CONFIG, address, is_own=False).run)
         for number in (1, 2, 3):
             while (target := factory.connect(CONFIG.transport, address, number)) is None:
