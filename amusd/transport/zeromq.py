@@ -59,7 +59,7 @@ class ZeroMQTransport(Transport):
         checked, is_local = check_address(address, beyond=insecure or keys is not None, to_bind=listens)
         super().__init__(checked, nonce)
         self._listens = listens
-        self._route: list[bytes] = []  # to the peer, at the listening end, once it has spoken
+        self._route = b""  # the peer's name at the listening end, once it has spoken
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
         self._is_attached = self._is_lost = self._is_closed = False
         self._next_look = self._next_give_way = 0.0  # monotonic seconds
@@ -145,7 +145,9 @@ class ZeroMQTransport(Transport):
 
     def _send_now(self, frame: bytes) -> bool:
         try:
-            self._socket.send_multipart([*self._route, frame], zmq.NOBLOCK)
+            if self._listens:
+                self._socket.send(self._route, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # its queue is full, or it is gone
                 raise
@@ -156,9 +158,11 @@ class ZeroMQTransport(Transport):
         if not self._has_input():  # a third of the cost of a `recv` that finds nothing
             return None
         try:
-            if self._listens and not self._route:
+            if not self._listens:
+                return self._socket.recv(zmq.NOBLOCK)
+            if not self._route:
                 return self._take_first()
-            *route, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:  # it was the key of a peer that has sent a heartbeat and no message yet
             return None
         if route == self._route:
@@ -170,12 +174,12 @@ class ZeroMQTransport(Transport):
         """The first message. Its sender becomes the peer."""
         route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         self._watch_peer()  # its connection, which is older than what came over it
-        self._route, self._is_attached = [route.bytes], True
+        self._route, self._is_attached = route.bytes, True
         self._peer_fds &= {int(frame.get(zmq.SRCFD))}
         self._is_lost = not self._peer_fds
         return frame.bytes
 
-    def _turn_away(self, route: list[bytes], frame: bytes) -> None:
+    def _turn_away(self, route: bytes, frame: bytes) -> None:
         self._watch_peer()
         if self._is_lost:  # then the next end that listens here serves this one
             return
@@ -183,7 +187,7 @@ class ZeroMQTransport(Transport):
         if self.answer_to_others is not None:
             with suppress(zmq.ZMQError):  # it has gone, or does not read
                 answer = wire.encode(self.answer_to_others, wire.nonce_of(frame))
-                self._socket.send_multipart([*route, answer], zmq.NOBLOCK)
+                self._socket.send_multipart([route, answer], zmq.NOBLOCK)
 
     def _has_input(self) -> bool:
         return bool(zmq.zmq_poll(self._input, 0))

@@ -16,7 +16,7 @@ from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, Targe
 from amusd.protocol.wire import encode
 from amusd.runtime.connection import FAREWELL_SECONDS, LOOK_SECONDS, Connection
 from amusd.runtime.hello import BUSY, failure_report
-from amusd.runtime.patience import BACK_OFF_SECONDS, MAX_RESTARTS
+from amusd.runtime.patience import BACK_OFF_SECONDS, MAX_RESTARTS, STEADY_SECONDS
 
 TIMEOUT_SECONDS = 10.0
 
@@ -200,12 +200,16 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
     assert search.found.failure == expected
 
 
-def test_a_draft_whose_candidates_are_accepted_is_worth_as_many_restarts_as_the_first(search: Search) -> None:
+@pytest.mark.parametrize("is_of_use", [True, False])
+def test_a_draft_whose_candidates_are_accepted_or_that_worked_for_long_is_worth_as_many_restarts_as_the_first(
+    search: Search, is_of_use: bool
+) -> None:
     for _ in range(2 * MAX_RESTARTS):
         search.lose()
         assert search.look("there") < BACK_OFF_SECONDS
-        search.found.accepted()
-        search.clock.pass_by(LOOK_SECONDS)
+        if is_of_use:
+            search.found.accepted()
+        search.clock.pass_by(LOOK_SECONDS if is_of_use else STEADY_SECONDS)
     assert search.found.failure is None
 
 
