@@ -1,8 +1,8 @@
 """Child processes that a server forks, one after another, after it has loaded what all of them need.
 
 A process that uses a GPU cannot be forked. Then `prepare` returns None, and the server itself is the only child.
-`ForkServer` is the parent's end, and `serve` runs the server. They exchange lines of JSON over a socket, which is the
-server's standard input:
+`ForkServer` is the parent's end, and `serve` runs the server. They exchange JSON over a socket, which is the server's
+standard input:
 
     parent: the settings, once; then the orders of one child after another
     server: [process id of the child]; [the same, its exit code or minus the signal]
@@ -17,16 +17,17 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -62,19 +63,18 @@ class Ended(NamedTuple):
 
 
 class ForkServer:
-    """The parent's end of a server that runs one child at a time."""
+    """A server that runs one child at a time, as seen by its parent."""
 
     def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
-        """Start the server, without waiting. `command`: starts a process that calls `serve`; its output is dropped."""
-        self._socket, theirs = socket.socketpair()
+        """Start the server, without waiting. `command`: runs a process that calls `serve`; its output is dropped."""
+        self._pipe, theirs = Pipe()
         variables = {name: value for name, value in environment_with_huge_pages().items() if name not in _BINDINGS}
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=variables)
-        self._unread = b""
         self._pid: int | None = None
         self._end: Ended | None = None
         self._send(settings)
-        own = weakref.WeakMethod(self._socket.close)  # or a fork of this process would hold the socket open
+        own = weakref.WeakMethod(self._pipe.close)  # or a fork of this process would hold the socket open
         os.register_at_fork(after_in_child=lambda: (close := own()) is not None and close())
 
     @property
@@ -102,17 +102,12 @@ class ForkServer:
         """How the newest child ended; None if not within `timeout` seconds (0 polls)."""
         deadline = time.monotonic() + timeout
         try:
-            while self._end is None:
-                data = self._receive(_left(deadline))
-                *lines, self._unread = (self._unread + data).split(b"\n")
-                for line in lines:
-                    self._pid, *code = json.loads(line)
-                    self._end = Ended(self._pid or 0, *code) if code else None
-                if not data and self._end is None:  # the server has closed the socket, but may not have ended yet
-                    code = self._process.wait(_left(deadline))
-                    self._end = Ended(self._pid or self._process.pid, code)
-        except (BlockingIOError, TimeoutError, subprocess.TimeoutExpired):
-            return None
+            while self._end is None and self._pipe.poll(_left(deadline)):
+                self._pid, *code = json.loads(self._pipe.recv_bytes())
+                self._end = Ended(self._pid or 0, *code) if code else None
+        except (EOFError, OSError):  # the server has closed its end, but may not have ended yet
+            with suppress(subprocess.TimeoutExpired):
+                self._end = Ended(self._pid or self._process.pid, self._process.wait(_left(deadline)))
         return self._end
 
     def kill(self) -> None:
@@ -124,7 +119,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and its child. Idempotent."""
-        self._socket.close()
+        self._pipe.close()
         self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(_EXIT_SECONDS)
@@ -134,18 +129,8 @@ class ForkServer:
                 self._process.wait(_EXIT_SECONDS)
 
     def _send(self, values: Mapping[str, Any]) -> None:
-        self._socket.settimeout(_EXIT_SECONDS)
-        with suppress(OSError):  # the server has just ended, which `ended` finds, or is stopped
-            self._socket.sendall(json.dumps(values).encode() + b"\n")
-
-    def _receive(self, timeout: float) -> bytes:
-        if self._socket.fileno() < 0:
-            return b""
-        self._socket.settimeout(timeout)
-        try:
-            return self._socket.recv(65_536)
-        except ConnectionError:
-            return b""
+        with suppress(OSError):  # the server has just ended, which `ended` finds
+            self._pipe.send_bytes(json.dumps(values).encode())
 
 
 def _left(deadline: float) -> float:
@@ -164,6 +149,7 @@ def serve(
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, are for the parent, which ends this process
         signal.signal(number, signal.SIG_IGN)
+    pipe = Connection(_STANDARD_INPUT)
     settings: Orders = {}
     children: list[int] = []
     """The one at work, if there is one."""
@@ -176,32 +162,37 @@ def serve(
         os._exit(0)
 
     _on_hang_up(end)  # a thread that only waits for it, and holds no lock that a fork would miss
-    with open(_STANDARD_INPUT, encoding="utf-8", closefd=False) as lines:
-        settings |= json.loads(next(lines, "{}"))
-        prepared = prepare(settings)
-        if prepared is not None:
-            gc.collect()
-            gc.freeze()  # or a collection in a child would write to, and so copy, all that it shares
-        for line in lines:
-            orders = json.loads(line)
-            if prepared is None:
-                _report(os.getpid())
-                return work(settings, orders, None)
-            children.append(_fork(partial(work, settings, orders, prepared)))
-            code = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
-            _report(children.pop(), code)
+    received = _received(pipe)
+    settings |= next(received, {})
+    prepared = prepare(settings)
+    if prepared is not None:
+        gc.collect()
+        gc.freeze()  # or a collection in a child would write to, and so copy, all that it shares
+    for orders in received:
+        if prepared is None:
+            _report(pipe, os.getpid())
+            return work(settings, orders, None)
+        children.append(_fork(pipe, partial(work, settings, orders, prepared)))
+        code = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+        _report(pipe, children.pop(), code)
     return 0
 
 
-def _fork(work: Callable[[], int]) -> int:
+def _received(pipe: Connection) -> Iterator[Orders]:
+    with suppress(EOFError, OSError):
+        while True:
+            yield json.loads(pipe.recv_bytes())
+
+
+def _fork(pipe: Connection, work: Callable[[], int]) -> int:
     """Process id of a fork that runs `work`."""
     pid = os.fork()
     if pid > 0:
         return pid
     code = 1
     try:
-        _on_hang_up(lambda: os._exit(0))  # nobody is left to work for
-        _report(os.getpid())  # before anybody can have met it
+        _on_hang_up(lambda: os._exit(0))  # its parent is gone
+        _report(pipe, os.getpid())  # before anybody can have met it
         code = work()
     except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
         traceback.print_exc()
@@ -212,9 +203,9 @@ def _fork(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def _report(*numbers: int) -> None:
+def _report(pipe: Connection, *numbers: int) -> None:
     with suppress(OSError):  # the parent is gone
-        os.write(_STANDARD_INPUT, json.dumps(numbers).encode() + b"\n")
+        pipe.send_bytes(json.dumps(numbers).encode())
 
 
 def _on_hang_up(react: Callable[[], object]) -> None:

@@ -59,7 +59,7 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     rendezvous: Rendezvous | None = None
-    """The meeting point of the target's ranks, if there are several."""
+    """Where the target's ranks meet, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 
@@ -105,7 +105,7 @@ class Engine:
             if rendezvous is not None:
                 others.callback(rendezvous.stop)
             config = settle_dtype(config, device_of(config, "target"))
-            worker, tokenizer = connect_target(config, drafts, recorder, others, meeting=rendezvous)
+            worker, tokenizer = connect_target(config, drafts, recorder, others, rendezvous=rendezvous)
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, rendezvous, others.pop_all())
 

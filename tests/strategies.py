@@ -6,7 +6,6 @@ from typing import get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from amusd.config import MAX_FAN_OUT, Distribution
 from amusd.protocol import messages as m
 
 nonces = st.integers(0, 2**64 - 1)
@@ -17,7 +16,7 @@ _OF_TYPE: dict[object, st.SearchStrategy[object]] = {
     bool: st.booleans(),
     m.Count: _counts,
     m.Positive: st.integers(1, 2**63 - 1),
-    m.Width: st.integers(1, MAX_FAN_OUT),
+    m.Width: st.integers(1, m.MAX_FAN_OUT),
     m.Length: st.integers(1, m.MAX_TOKENS),
     m.Unsigned64: nonces,
     m.Ids: st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple),
@@ -27,15 +26,9 @@ _OF_TYPE: dict[object, st.SearchStrategy[object]] = {
     m.Names: st.lists(_texts, max_size=5).map(tuple),
     m.DraftProbs: st.lists(st.binary(max_size=40), max_size=3).map(tuple),
     m.FeatureBytes: st.binary(max_size=40),
-    Distribution: st.builds(
-        Distribution,
-        temperature=st.just(0.0) | st.floats(1e-6, 1e6),
-        top_k=st.integers(0, 2**31 - 1),
-        top_p=st.floats(0, 1, exclude_min=True),
-        min_p=st.floats(0, 1),
-        repetition_penalty=st.floats(1e-6, 1e6),
-        presence_penalty=_addends,
-        frequency_penalty=_addends,
+    m.Sampling: st.builds(
+        m.Sampling,
+        *[st.floats(allow_nan=False), _counts, *[st.floats(allow_nan=False)] * 5],
         logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), _addends), max_size=4).map(tuple),
         seed=_counts,
     ),
@@ -53,7 +46,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.TargetHello(1, "0f" * 32, "out/{run}/events"),
     m.DraftHello(1, "0f" * 32, ("embedded", "ngram", "ü"), 4711),
     m.Ready(),
-    m.Open(7, 1, (1, 2**31 - 1), 2048, "x", 16, 1, (3, 4), Distribution(logit_bias=((3, -1.0),)), 3, 8, 6, (5, 7, 8)),
+    m.Open(7, 1, (1, 2**31 - 1), 2048, "x", 16, 1, (3, 4), m.Sampling(logit_bias=((3, -1.0),)), 3, 8, 6, (5, 7, 8)),
     m.Candidate(7, 1, 10, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 1), more=True, draft_probs=(b"row", b"")),
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
     m.Close(7, (5, 8)),

@@ -13,7 +13,7 @@ from full_disk import files_of_at_most
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.files import MAX_SOCKET_FOLDER, make_socket_folder, write_whole
-from amusd.transport.factory import connect, listen, meeting_place
+from amusd.transport.factory import connect, link_address, listen
 
 
 def test_what_does_not_fit_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_links_meet_in_a_shorter_folder_if_that_of_temporary_files_is_too_long_f
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     config = TransportConfig(kind=kind)
-    with meeting_place(config) as address, closing(listen(config, address)), closing(connect(config, address, 1)):
+    with link_address(config) as address, closing(listen(config, address)), closing(connect(config, address, 1)):
         pass
     assert list(long.iterdir()) == []
 

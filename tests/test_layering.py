@@ -15,11 +15,11 @@ MODULES = sorted((ROOT / "amusd").rglob("*.py"))
 EXPERIMENTS = sorted(f"import experiments.{path.parent.name}.run" for path in (ROOT / "experiments").glob("*/figures"))
 
 LAYERS = (
-    {"types", "errors", "huge_pages", "logs"},
+    {"types", "errors", "huge_pages", "logs", "clock"},
     {"child"},
     {"settings"},
-    {"config", "files"},
     {"protocol"},
+    {"config", "files"},
     {"policies", "tracing"},
     {"sampling", "transport"},
     {"models"},
@@ -37,8 +37,8 @@ LAYERS = (
 """Top-level modules and packages of amusd, from the ground up. A new one has to be given its place here."""
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = {
-    "types", "errors", "huge_pages", "logs", "child", "config", "files", "settings", "protocol", "policies", "tracing",
-    "__main__",
+    "types", "errors", "huge_pages", "logs", "clock", "child", "config", "files", "settings", "protocol", "policies",
+    "tracing", "__main__",
 }  # fmt: skip
 USES_MSGSPEC = {"config", "settings", "protocol", "tracing"}
 IN_ONE_FILE = {"matplotlib": "amusd.commands.plots", "rich": "amusd.console"}

@@ -26,7 +26,7 @@ from amusd.runner.self_test import measure_width_invariance
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
 from amusd.runtime.workers import check_folders, check_ranks
-from amusd.transport.factory import ON_ONE_MACHINE, listen, meeting_place
+from amusd.transport.factory import ON_ONE_MACHINE, link_address, listen
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
@@ -100,7 +100,7 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
             long = "; {long_one_way_us_p50:.0f} us for 64 KiB from GPU to GPU" if "long_one_way_us_p50" in taken else ""
             yield f"link {name}", True, f"{text}{long}".format(**taken)
     devices = link_devices(config)
-    with meeting_place(wanted, devices) as address, closing(listen(wanted, address, devices=devices)) as made:
+    with link_address(wanted, devices) as address, closing(listen(wanted, address, devices=devices)) as made:
         yield "transport", True, made.address
 
 

@@ -20,7 +20,7 @@ from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Features, Message, Verdict
 from amusd.runtime.cores import pin_to
 from amusd.settings import from_mapping, to_mapping
-from amusd.transport.factory import connect, listen, meeting_place
+from amusd.transport.factory import connect, link_address, listen
 
 ANSWER_SECONDS = 30.0
 READY_SECONDS = 60.0
@@ -54,7 +54,7 @@ def measure_one_way(
 
     times = []
     with (
-        meeting_place(config) as place,
+        link_address(config) as place,
         closing(listen(config, place, _NONCE)) as link,
         _started("answer", cores, to_mapping(config), link.address),
     ):

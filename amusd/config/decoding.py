@@ -6,10 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, get_args
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError
+from amusd.protocol.messages import MAX_FAN_OUT, Sampling
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, nearest, shown
 from amusd.types import Mode
 
@@ -18,8 +19,6 @@ AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 
 MAX_BIASES = 1 << 16
 MAX_TOP_LOGPROBS = 20
-MAX_FAN_OUT = 1 << 12
-"""Most candidates behind one token of a tree, and most nodes of one step."""
 MIN_FACTOR = 1e-6
 """Smallest divisor of logits that keeps them float32 numbers."""
 _Addend: TypeAlias = Annotated[float, Meta(ge=-1_000_000, le=1_000_000)]
@@ -61,6 +60,15 @@ class Distribution(Settings):
         fitting = ("auto", "greedy") if self.temperature == 0 else ("auto", "matching", "rejection")
         allowed = f"at sampling.temperature={self.temperature:g} allowed: {', '.join(fitting)}"
         self.require(self.acceptance in fitting, "acceptance", allowed)
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Distribution:
+        """The distribution in a message. Raises `ConfigError`."""
+        return cls(**structs.asdict(sampling))
+
+    def as_message(self) -> Sampling:
+        """The same for a message."""
+        return Sampling(**dataclasses.asdict(self))
 
     @property
     def rule(self) -> AcceptanceRule:

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
 from amusd.errors import ConfigError
+from amusd.protocol.messages import MAX_NUM_SEQS, MAX_TOKENS
 from amusd.settings import Count, PositiveAmount, Settings, Share, Text
 
 DrafterKind: TypeAlias = Literal[
@@ -24,7 +25,6 @@ ModelShape: TypeAlias = Literal[
 
 MAX_REMEMBERED = 1 << 20
 """Tokens of earlier answers; the draft needs about 1 KB for each."""
-MAX_NUM_SEQS = 1 << 12
 MIN_VERIFY_WIDTH = 8
 """Fewest rows of a padded target pass: verifying 8 rows costs a CPU what 1 row does."""
 MAX_MATCH = 12
@@ -45,8 +45,6 @@ _OF_ONE_KIND = {
 }
 Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
 Address: TypeAlias = Annotated[str, Meta(pattern=r"^(tcp://.+:[0-9]+|ipc://.+)\Z", description="tcp://HOST:PORT")]
-MAX_TOKENS = 1 << 20
-"""Tokens that a message can carry."""
 Length: TypeAlias = Annotated[int, Meta(ge=2, le=MAX_TOKENS)]
 
 

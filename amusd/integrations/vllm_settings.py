@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
-from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS, Device, Length
+from amusd.config.engine import Device, Length
 from amusd.errors import ConfigError
-from amusd.protocol.messages import Width
+from amusd.protocol.messages import MAX_NUM_SEQS, MAX_TOKENS, Width
 from amusd.runtime.devices import count_gpus, why_missing
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, from_mapping, shown
 

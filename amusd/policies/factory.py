@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from amusd.config import MAX_FAN_OUT, DecodingConfig, SamplingParams
+from amusd.config import DecodingConfig, SamplingParams
 from amusd.config.capabilities import capabilities_of, check_runs_ahead, kinds_with
 from amusd.config.plugins import call, load_function
 from amusd.errors import ConfigError
 from amusd.policies import schedules
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
+from amusd.protocol.messages import MAX_FAN_OUT
 from amusd.settings import MAX_COUNT, check_kind, nearest, shown
 from amusd.types import Mode
 

@@ -23,7 +23,7 @@ Reception: TypeAlias = Literal["taken", "contradicted", "stale"]
 """The fate of a candidate message.
 
 `taken`: some tokens are in the tree, or agree with what was committed meanwhile; `contradicted`: they disagree with a
-token committed meanwhile; `stale`: they follow contradicted or lost nodes, or are from another life of the draft.
+token committed meanwhile; `stale`: they follow contradicted or lost nodes, or are from another draft process.
 """
 
 

@@ -10,11 +10,12 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from amusd.config import GREEDY, MAX_FAN_OUT, Distribution
-from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS
-
 PROTOCOL_VERSION = 12
 
+MAX_TOKENS = 1 << 20
+MAX_NUM_SEQS = 1 << 12
+MAX_FAN_OUT = 1 << 12
+"""Most candidates behind one token of a tree, and most nodes of one step."""
 MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
 MAX_ROWS = 1 << 12
@@ -50,7 +51,7 @@ class TargetHello(_Message, frozen=True, tag=1):
     """Target -> draft, first on their link: refuse early what cannot work together."""
 
     incarnation: Positive
-    """The draft's life that begins, by the target's count."""
+    """Number of the draft process, as counted by the target."""
     tokenizer_hash: Text
     """Fingerprint (hex) of its tokenizer, which the peers compare."""
     events: Text | None
@@ -74,13 +75,28 @@ class Ready(_Message, frozen=True, tag=11):
     """Further rank of the target -> first one: its part of the model is loaded."""
 
 
+class Sampling(Struct, frozen=True, gc=False):
+    """The distribution of the target's tokens: the fields of `config.Distribution`, which checks them."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    acceptance: str = "auto"
+    seed: int = 0
+
+
 class Open(_Message, frozen=True, tag=2):
     """Target -> draft: prefill these tokens and draft on."""
 
     sequence_id: Count
     """Names the sequence; higher than that of any earlier sequence."""
     incarnation: Count
-    """The draft's life this is addressed to."""
+    """Number of the draft process that this is addressed to."""
     token_ids: Ids
     """All committed tokens: the prompt, and more when a draft joins late."""
     max_length: Length
@@ -93,8 +109,8 @@ class Open(_Message, frozen=True, tag=2):
     """Candidates are sent once this many are ready, or when nothing more can follow."""
     reference: Ids = ()
     """Tokens that the target will commit after `token_ids`, for a synthetic drafter; else empty."""
-    distribution: Distribution = GREEDY
-    """Distribution of the target's tokens, for the draft's own logits."""
+    sampling: Sampling = Sampling()
+    """What the draft applies to its own logits."""
     fan_out: Width = 1
     """Most candidates that a draft step makes after a token; 1: a chain."""
     rows_per_step: Width = 1
@@ -110,12 +126,12 @@ class Open(_Message, frozen=True, tag=2):
 class Candidate(_Message, frozen=True, tag=3):
     """Draft -> target: tokens that may follow what is committed; may be empty, to say `more=False`.
 
-    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a number is given once in a draft's life.
+    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a draft process gives a number once.
     """
 
     sequence_id: Count
     incarnation: Count
-    """The draft's life that drafted them."""
+    """Number of the draft process that drafted them."""
     base: Count
     """Committed length that the draft knew, and that parent 0 stands for."""
     prefix_hash: Unsigned64
@@ -141,7 +157,7 @@ class Verdict(_Message, frozen=True, tag=4):
 
     sequence_id: Count
     incarnation: Count
-    """The draft's life this is addressed to."""
+    """Number of the draft process that this is addressed to."""
     epoch: Count
     """How often candidates were lost; a new epoch has the draft offer its tree again."""
     start: Count
@@ -160,7 +176,7 @@ class Features(_Message, frozen=True, tag=9):
 
     sequence_id: Count
     incarnation: Count
-    """The draft's life this is addressed to."""
+    """Number of the draft process that this is addressed to."""
     start: Count
     """Position of the first row."""
     end: Count

@@ -15,7 +15,7 @@ Rules
         takes the likeliest nodes instead.
     T4  Numbers follow each other. A gap is a lost message: a new epoch begins, and the next verdict has the draft offer
         its tree again.
-    T5  `attach` starts a new life of the draft; nodes of any other life are stale.
+    T5  `attach` begins with a new draft process; nodes of any other incarnation are stale.
     T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
 """
 
@@ -61,7 +61,7 @@ class TargetSession:
         self._num_accepted = 0
         self.attached = False
         self.epoch = 0
-        """How often candidates of the draft's present life were lost."""
+        """How often candidates of the present draft process were lost."""
         self._incarnation = 0
         self._next_number = 1
         self._draft_base = len(prompt)

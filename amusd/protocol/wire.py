@@ -52,6 +52,11 @@ def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
     return frame
 
 
+def nonce_of(frame: bytes) -> int:
+    """The nonce in a frame of any version; 0 where the frame is too short to have one."""
+    return int(_HEADER.unpack_from(frame)[2]) if len(frame) >= _HEADER.size else 0
+
+
 def decode(frame: bytes) -> tuple[int, int, Message]:
     """Nonce, time of sending and message of a frame.
 

@@ -64,12 +64,12 @@ def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend
 class ProcessGroup(Ranks):
     """A rank that exchanges tensors with the others, once they have met; links to them tell it of their loss."""
 
-    def __init__(self, rank: int, size: int, meeting: Rendezvous, backend: Backend = "gloo") -> None:
+    def __init__(self, rank: int, size: int, rendezvous: Rendezvous, backend: Backend = "gloo") -> None:
         super().__init__(rank, size)
         from torch.distributed import distributed_c10d as c10d
 
         self.captures = backend == "nccl"
-        self.meeting = meeting
+        self.rendezvous = rendezvous
         self._backend = backend
         self._group: Any = None
         self._links: dict[int, ZeroMQTransport] = {}
@@ -102,7 +102,7 @@ class ProcessGroup(Ranks):
     def _form(self, parts: Tensor, part: Tensor, failures: list[str]) -> None:
         """Make the group, and the first exchange, by which NCCL makes its communicator; then no failure is left."""
         try:
-            self._group = _make(self.meeting, self.rank, self.size, str(part.device), self._backend)
+            self._group = _make(self.rendezvous, self.rank, self.size, str(part.device), self._backend)
             work = self._group._allgather_base(parts, part, type(self._options)())  # noqa: SLF001 - as in `gather`
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))  # with a time, it blocks the host
             failures.clear()
@@ -208,8 +208,8 @@ class ProcessGroup(Ranks):
             raise self._reason(lost) from None
 
 
-def _make(meeting: Rendezvous, rank: int, size: int, device: str, backend: Backend) -> Any:
-    store = file_store(Path(meeting.address), size) if meeting.store is None else meeting.store
+def _make(rendezvous: Rendezvous, rank: int, size: int, device: str, backend: Backend) -> Any:
+    store = file_store(Path(rendezvous.address), size) if rendezvous.store is None else rendezvous.store
     if backend == "nccl":
         return nccl_group(store, rank, size, device, distributed.ProcessGroupNCCL.Options(), _WATCHDOG_SECONDS)
-    return gloo_group(store, rank, size, EXCHANGE_SECONDS, meeting.host)
+    return gloo_group(store, rank, size, EXCHANGE_SECONDS, rendezvous.host)

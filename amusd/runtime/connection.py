@@ -2,40 +2,32 @@
 
     lost ──▶ its process has ended ──▶ the next one starts and listens ──▶ both say hello ──▶ it is used
 
-The target goes on decoding meanwhile: once there was a draft, nothing here waits or raises. Every draft has a link and
-nonce of its own, so nothing of an earlier one is taken for its own. After `MAX_RESTARTS` in a row without an accepted
-candidate or `STEADY_SECONDS` of work, the target stays alone for good.
+The target goes on decoding meanwhile: once there was a draft, nothing here waits or raises. Each draft has its own link
+and nonce, so messages of an earlier one are dropped. `patience.Restarts` says when the target stays alone for good.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from typing_extensions import Self
-
+from amusd.clock import MONOTONIC, Clock
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError, first_line
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
 from amusd.logs import logger
-from amusd.protocol.messages import MAX_TEXT_LENGTH, DraftHello, Failed, Message, Shutdown, TargetHello
+from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
 from amusd.runtime.draft_process import DRAFT
 from amusd.runtime.draft_source import DraftSource
-from amusd.runtime.patience import MAX_NONSENSE, Silence
-from amusd.transport.base import Transport
+from amusd.runtime.hello import BUSY, check_pair, reported, told_by
+from amusd.runtime.patience import MAX_NONSENSE, MAX_RESTARTS, Restarts, Silence
+from amusd.transport.base import Link
 from amusd.types import DraftPresence
 
-MAX_RESTARTS = 5
-BACK_OFF_SECONDS = 0.25
-"""Pause before the second of these restarts; doubled for each further one."""
-STEADY_SECONDS = 60.0
-"""A draft that was up so long is worth replacing whatever ended it, also if nobody asked for an answer meanwhile."""
 LOOK_SECONDS = 0.05
 POLL_SECONDS = 0.005
-"""How often it is looked for a first draft that does not listen yet."""
+"""Pause between two tries to reach a first draft that does not listen yet."""
 START_AGAIN_SECONDS = 1.0
 """Pause before the next try where no link could be made."""
 FAREWELL_SECONDS = 1.0
@@ -46,9 +38,9 @@ MAX_LAST_WORDS = 1_000
 
 @dataclass
 class Connection:
-    """A target's connection to its draft. Any thread may read what it says of the draft."""
+    """A target's connection to its draft. Any thread may read its public fields."""
 
-    link: Transport | None = None
+    link: Link | None = None
     """None without a draft, and between two drafts."""
     incarnation: int = 0
     """Number of the newest draft; 0: there was none."""
@@ -56,7 +48,7 @@ class Connection:
     """Source of the next draft; None: a lost one is not replaced."""
     startup_timeout_seconds: float = 300.0
     """How long a draft may take from its start to its hello."""
-    now: Callable[[], float] = time.monotonic
+    clock: Clock = MONOTONIC
     on_lost: Callable[[str], object] = lambda _reason: None
     """Called when a draft is lost."""
     on_met: Callable[[], object] = lambda: None
@@ -71,26 +63,22 @@ class Connection:
     _hello: TargetHello = field(default_factory=lambda: TargetHello(0, "", None))
     _wanted: Sequence[str] = ()
     """Drafters that it must have."""
-    _arriving: Transport | None = None
+    _arriving: Link | None = None
     """The link to a draft that has not said hello."""
     _is_starting: bool = False
     """Whether a draft has been started since the last one was lost."""
-    _num_fruitless: int = 0
-    """Restarts in a row without an accepted candidate."""
-    _num_refused: int = 0
-    """Tries in a row that a server has not answered."""
+    _restarts: Restarts = field(default_factory=Restarts)
     _gave_up: str | None = None
-    _not_before: float = 0.0
-    """The next draft is started no earlier; this and the next three are seconds of `now`."""
     _deadline: float = math.inf
+    """When the draft must have said hello, in seconds of the clock."""
     _drop_at: float = math.inf
-    _steady_at: float = math.inf
+    """When a lost draft is ended by force."""
 
     @classmethod
-    def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Self:
+    def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Connection:
         """A connection to the drafts of `source`, which end with `running`."""
-        running.callback(source.stop)
         connection = cls(source=source, startup_timeout_seconds=config.startup_timeout_seconds, _is_starting=True)
+        running.callback(source.stop)
         running.callback(connection.shut_down)
         return connection
 
@@ -113,15 +101,15 @@ class Connection:
     # The search
 
     def await_first(self, tokenizer_hash: str, drafters: Sequence[str] = (), events: str | None = None) -> None:
-        """Wait for the first draft, which must have these drafters. `events`: as of `TargetHello`.
+        """Wait for the first draft, which must have these drafters. `events`: as in `TargetHello`.
 
-        One that is killed is started again; one that ends by itself would do so again. Raises `ConfigError` when the
-        pair cannot work together, `PeerError` when no draft comes.
+        A draft that is killed is started again; one that ends by itself is not. Raises `ConfigError` when the two
+        cannot work together, `PeerError` when no draft comes.
         """
         assert self.source is not None
         self._hello = TargetHello(0, tokenizer_hash, events if self.source.is_here else None)
         self._wanted = drafters
-        self._deadline = self.now() + self.startup_timeout_seconds
+        self._deadline = self.clock.now() + self.startup_timeout_seconds
         while True:
             try:
                 if self._look(LOOK_SECONDS):
@@ -130,20 +118,20 @@ class Connection:
                 end = self.source.ended(FAREWELL_SECONDS)
                 loss = error if end is None else PeerLostError(f"no hello from the draft: {end.in_words(DRAFT)}")
                 is_final = not self.source.can_repeat or (end is not None and end.code >= 0)
-                if is_final or self.now() >= self._deadline:
+                if is_final or self.clock.now() >= self._deadline:
                     raise loss from None
                 self._search(str(loss), was_met=False)
                 if self._gave_up is not None:
                     raise PeerLostError(self._gave_up) from None
             if self._arriving is None:
-                time.sleep(POLL_SECONDS)
+                self.clock.sleep(POLL_SECONDS)
         if not self.source.can_repeat:
             self.source = None
 
     def find_next(self, hello_seconds: float = 0.0) -> bool:
-        """Switch to a replacement draft if one is ready; return whether it is.
+        """Switch to the next draft if it is ready; return whether it is.
 
-        Waits at most `hello_seconds`, once for each that has begun to listen: its answer comes at once.
+        Waits for its hello at most `hello_seconds`, and only when it has just begun to listen.
         """
         if self.source is None or self.link is not None:
             return False
@@ -162,57 +150,57 @@ class Connection:
         return True
 
     def accepted(self) -> None:
-        """Candidates were accepted: their draft is worth replacing."""
+        """Note that candidates of the present draft were accepted."""
         if self.link is not None:
-            self._num_fruitless = 0
+            self._restarts.on_accepted()
 
     def _look(self, timeout: float, hello_seconds: float = 0.0) -> bool:
-        """Whether a draft has said hello, which is waited for. Raises what keeps it from that."""
-        source, now = self.source, self.now()
+        """Take one step towards the next draft; return whether it has said hello. Raises what keeps it from that."""
+        source, now = self.source, self.clock.now()
         assert source is not None
         if now >= self._drop_at:
             self._drop_at = math.inf
             source.drop()
         if self._gave_up is not None:
             return False
-        if not self._is_starting and now >= self._not_before and source.start():
+        if not self._is_starting and now >= self._restarts.not_before and source.start():
             self._is_starting, self._drop_at = True, math.inf
             if self.incarnation:
                 self._deadline = now + self.startup_timeout_seconds
         if self._is_starting:
             end = source.ended(0.0)  # before what it has said is taken in
-            if self._arriving is None and now >= self._not_before:
+            if self._arriving is None and now >= self._restarts.not_before:
                 self._connect(source, now)
                 timeout = max(timeout, hello_seconds)
-            if self._arriving is not None and (message := self._arriving.receive(timeout)) is not None:
-                self._meet(source, message)
+            link = self._arriving
+            if link is not None and (message := link.receive(timeout)) is not None:
+                self._meet(source, link, message)
                 return True
             if end is not None:
                 raise PeerLostError(end.in_words(DRAFT))
-            if self._arriving is not None and self._arriving.refusal is not None:
-                refusal = f"the draft refuses this target: {self._arriving.refusal}"
-                # a network that breaks amid the handshake looks the same, and these keys have been right before
-                raise PeerLostError(refusal) if self.incarnation else ConfigError(refusal)
+            if link is not None and link.refusal is not None:
+                raise self._refused(f"the draft refuses this target: {link.refusal}")
         if now >= self._deadline:
-            why = "" if source.process else "; is its server at work, and not for another target?"
+            why = "" if source.process else "; is its server at work?"
             raise PeerLostError(f"no hello from the draft within startup_timeout_seconds{why}")
         return False
 
     def _connect(self, source: DraftSource, now: float) -> None:
         try:
-            self._arriving = source.connect(secrets.randbits(64))
+            self._arriving = source.connect()
         except (ConfigError, OSError):
             if not self.incarnation:
                 raise
-            self._not_before = now + START_AGAIN_SECONDS  # there are no descriptors, which is no fault of the draft
-            return
+            self._restarts.not_before = now + START_AGAIN_SECONDS  # no descriptors: no fault of the draft
         if self._arriving is not None:
             number = max(self.incarnation, self._hello.incarnation) + 1
             self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
             self._arriving.send(self._hello)
 
-    def _meet(self, source: DraftSource, hello: Message) -> None:
+    def _meet(self, source: DraftSource, link: Link, hello: Message) -> None:
         if isinstance(hello, Failed):
+            if hello == BUSY:
+                raise self._refused(f"drafter.address={link.address}: {BUSY.text}; it serves one at a time")
             raise reported(hello, "the draft failed while starting")
         if not isinstance(hello, DraftHello):
             raise PeerProtocolError(f"{type(hello).__name__} before its hello")
@@ -221,26 +209,22 @@ class Connection:
         check_pair(self._hello, hello, self._wanted)
         self.pid = hello.pid if source.is_here else None
         self.on_met()
-        self.link, self._arriving, self.incarnation = self._arriving, None, hello.incarnation
-        self._num_refused, self._steady_at = 0, self.now() + STEADY_SECONDS
+        self.link, self._arriving, self.incarnation = link, None, hello.incarnation
+        self._restarts.on_met(self.clock.now())
+
+    def _refused(self, line: str) -> ConfigError | PeerLostError:
+        """The user's mistake at first. Later the network may have broken, or this target's last session lasts still."""
+        return PeerLostError(line) if self.incarnation else ConfigError(line)
 
     def _search(self, reason: str, *, was_met: bool) -> None:
-        """Look for another draft: the present one, lost for this reason, is ended after `FAREWELL_SECONDS`."""
+        """Begin to look for another draft. The lost one is ended after `FAREWELL_SECONDS`."""
         assert self.source is not None
         counts = was_met or self.source.process is not None  # a server may be busy, or away for long
         self._drop_arriving()
-        self._is_starting, self._drop_at = False, self.now() + FAREWELL_SECONDS
+        self._is_starting, self._drop_at = False, self.clock.now() + FAREWELL_SECONDS
         self._deadline = math.inf if self.incarnation else self._deadline
-        if self._gave_up is not None:
-            return
-        if self.now() >= self._steady_at:
-            self._num_fruitless = 0
-        self._num_fruitless, self._steady_at = self._num_fruitless + counts, math.inf
-        self._num_refused = min(self._num_refused + (not counts), MAX_RESTARTS)
-        if self._num_fruitless > MAX_RESTARTS:
+        if self._gave_up is None and self._restarts.on_lost(self.clock.now(), counts=counts):
             self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
-        elif (number := self._num_fruitless + self._num_refused) > 1:
-            self._not_before = self.now() + BACK_OFF_SECONDS * 2 ** (number - 2)
 
     def _give_up(self, reason: str) -> None:
         self._drop_arriving()
@@ -286,14 +270,6 @@ class Connection:
         if self.silence.num_nonsense >= MAX_NONSENSE:
             self.lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
-    def judge_silence(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:
-        """As `Silence.judge`, of a present draft; one that counts as lost is lost, if the next one can be found."""
-        reason = None if self.link is None else self.silence.judge(now_ns, limit_seconds, num_new_tokens)
-        if reason is None or self.source is None:
-            return None
-        self.lose(reason)
-        return reason
-
     def lose(self, reason: str) -> None:
         """Go on without the draft, if there is one, and look for the next. The reason's first line counts."""
         if self.link is None:  # the next one may be on its way, which is not to blame
@@ -322,36 +298,3 @@ class Connection:
                 if message is None or isinstance(message, Failed):
                     return None if message is None else told_by(message)
         return None
-
-
-def check_pair(target: TargetHello, draft: DraftHello, wanted: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` if the two cannot work together, or the draft lacks one of the drafters `wanted`."""
-    # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
-    if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
-        raise ConfigError(
-            f"drafter={', '.join(sorted(draft.drafters))}: its tokenizer differs from the "
-            "target's; put the target's files at the same path on the draft's machine, or use drafter=ngram"
-        )
-    if missing := sorted({*wanted} - {*draft.drafters}):
-        raise ConfigError(f"drafter={missing[0]}: the draft has {', '.join(sorted(draft.drafters)) or 'none'}")
-
-
-def failure_report(error: BaseException) -> Failed:
-    """The first line of the error, cut for a message."""
-    kind, text = type(error).__name__, first_line(error)
-    if isinstance(error, ConfigError):
-        kind = ConfigError.__name__
-    elif not text.startswith(kind):
-        text = f"{kind}: {text}"
-    return Failed(kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
-
-
-def reported(failure: Failed, who: str) -> ConfigError | PeerError:
-    """The error that a peer has reported: the user's mistake in its words, any other behind `who`."""
-    text = told_by(failure)
-    return ConfigError(text) if failure.kind == ConfigError.__name__ else PeerError(f"{who}: {text}")
-
-
-def told_by(failure: Failed) -> str:
-    """The peer's words about its failure, without control characters."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in failure.text)

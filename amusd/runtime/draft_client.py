@@ -1,26 +1,23 @@
-"""A target's client of its draft: what the draft is told of each sequence, and what it says.
+"""A target's client of its draft: it tells the draft about each sequence, and takes in the draft's messages.
 
-A draft that is slow, wrong or gone costs time, never a token. A silent one is waited for `max_silence_seconds` in all,
-and told again at growing intervals, so that its link does not fill (`patience.py`). A lost one is replaced
-(`connection.py`), and told of all open sequences.
+A draft that is slow, wrong or gone costs time, never a token. The target waits for a silent draft at most
+`max_silence_seconds` in all, and reminds it at growing intervals, so that its link does not fill (`patience.py`). The
+draft that replaces a lost one (`connection.py`) is told of all open sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
-from typing_extensions import Self
 
 from amusd.errors import PeerProtocolError
 from amusd.logs import logger
-from amusd.protocol.candidate_tree import Reception
-from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Open, Progress, Refused
-from amusd.protocol.target_session import TargetSession
+from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Progress, Refused
 from amusd.runtime.connection import Connection
+from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.patience import DraftState
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
@@ -28,89 +25,14 @@ from amusd.tracing.recorder import Recorder
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
 HELLO_SECONDS = 0.005
-"""How long a draft that listens is waited for at once, which saves a pass without it."""
+"""Longest wait for the hello of a draft that already listens, which saves a pass without candidates."""
 SETTLE_SECONDS = 0.01
-"""The longest wait for them at once: a new request may come meanwhile."""
+"""Longest single wait for those counts, since a new request may come meanwhile."""
 
 MAX_DRAINED = 1_000
 """Most messages taken in before a pass."""
 MAX_DRAIN_NS = 20_000_000
 """The longest time to take them in."""
-
-
-@dataclass(kw_only=True, eq=False)
-class DraftedSequence:
-    """A sequence that a draft works on, as its target knows it."""
-
-    session: TargetSession
-    wish: Open | None
-    """Its opening, but for the tokens and all that depends on the draft; None: it wants no draft."""
-    max_silence_seconds: float
-    """How long the draft may be waited for in all."""
-    before: DraftedSequence | None = None
-    """An ended one, whose keys and values may serve this one."""
-    at_draft: DraftState | None = None
-    """What the present draft knows of it; None: nothing."""
-    has_lost_draft: bool = False
-    """A draft that worked on it is lost, and not replaced yet."""
-    is_over: bool = False
-    """Nothing follows, and the counts are complete."""
-
-    @classmethod
-    def behind(cls, token_ids: Sequence[int], wish: Open, vocab_size: int, max_silence_seconds: float) -> Self:
-        """A sequence whose tokens somebody else decides; they are ids in `[0, vocab_size)`."""
-        number, length, fan_out = wish.sequence_id, wish.max_length, wish.fan_out
-        session = TargetSession(
-            sequence_id=number, prompt=token_ids, max_length=length, vocab_size=vocab_size, fan_out=fan_out
-        )
-        return cls(session=session, wish=wish, max_silence_seconds=max_silence_seconds)
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Make tokens final without a pass here."""
-        for token_id in token_ids:
-            self.session.begin(0)
-            self.session.commit((token_id,), 0)
-
-    def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
-        """The first message to a draft of this incarnation."""
-        assert self.wish is not None
-        session, followed = self.session, self.followed(incarnation)
-        return replace(
-            self.wish,
-            incarnation=incarnation,
-            token_ids=session.committed,
-            reference=self.wish.reference[session.committed_length - session.prompt_length :],
-            not_over=not_over,
-            follows=0 if followed is None else followed.session.sequence_id,
-        )
-
-    def followed(self, incarnation: int) -> DraftedSequence | None:
-        """The ended sequence whose drafter can go on with this one; None if the draft has no such drafter."""
-        before = self.before
-        if before is None or before.wish is None or self.wish is None or before.wish.drafter != self.wish.drafter:
-            return None
-        state = before.at_draft
-        return before if state is not None and state.is_answered and state.incarnation == incarnation else None
-
-    def num_held_features(self, incarnation: int) -> int:  # noqa: ARG002 - of a sequence with features
-        """First positions whose features a draft of this incarnation has before it is told any."""
-        return 0
-
-    def receive(self, message: Candidate) -> Reception:
-        """Take in the draft's candidates. Raises `PeerProtocolError` for what no correct draft sends."""
-        return self.session.receive(message)
-
-    def receive_counts(self, counts: Progress) -> None:
-        """Take in the draft's counts."""
-
-    def lose_draft(self) -> None:
-        """Go on without the draft."""
-        self.session.detach()
-        self.at_draft, self.has_lost_draft = None, True
-
-    def find_draft(self) -> None:
-        """Go on with the next draft, which has been told."""
-        self.has_lost_draft = False
 
 
 @dataclass
@@ -163,7 +85,7 @@ class DraftClient:
             self._attach(sequence)
 
     def look_for_next(self) -> bool:
-        """Have a draft that replaces a lost one work on the open sequences; whether there is one."""
+        """Open all sequences at the draft that replaces a lost one; return whether there is one."""
         if not self.connection.find_next(self.hello_seconds):
             return False
         for number, sequence in sorted(self._sequences.items(), key=lambda pair: -pair[1].session.remaining):
@@ -174,9 +96,9 @@ class DraftClient:
         return True
 
     def tell(self, sequence: DraftedSequence) -> None:
-        """Tell the draft what is committed; a silent one only now and then.
+        """Tell the draft what is committed; remind a silent draft only now and then.
 
-        A draft without candidates may have lost its opening, which is sent again; a second one is ignored.
+        A draft that never answered may have lost the opening, which is sent again. A second opening is ignored.
         """
         state = sequence.at_draft
         if state is None:
@@ -311,7 +233,7 @@ class DraftClient:
         sequence = None if counts is None else self._sequences.get(message.sequence_id)
         if sequence is None:
             self.connection.silence.end()
-        elif self.connection.silence.on_sign(self.recorder.now_ns()):  # the draft works, so nobody has waited in vain
+        elif self.connection.silence.on_sign(self.recorder.now_ns()):  # the draft works, so no wait was in vain
             for each in self._sequences.values():
                 if each.at_draft is not None:
                     each.at_draft.waited_ns = 0
@@ -324,12 +246,15 @@ class DraftClient:
             sequence.receive_counts(counts)
 
     def _judge_silence(self) -> None:
-        if not self._sequences:
+        """Lose a draft that is silent for too long, if the next one can be found."""
+        if not self._sequences or self.connection.link is None:
             return
         waiting = [each for each in self._sequences.values() if each.at_draft is None or not each.at_draft.is_answered]
         num_new_tokens = sum(sequence.session.committed_length for sequence in waiting)
-        now_ns, limit_seconds = self.recorder.now_ns(), self._max_silence_seconds
-        if reason := self.connection.judge_silence(now_ns, limit_seconds, num_new_tokens):
+        now_ns = self.recorder.now_ns()
+        reason = self.connection.silence.judge(now_ns, self._max_silence_seconds, num_new_tokens)
+        if reason is not None and self.connection.source is not None:
+            self.connection.lose(reason)
             logger.warning("the draft is replaced: %s", reason)
 
     def _send(self, message: Message) -> bool:

@@ -1,7 +1,7 @@
-"""The draft's process: the end of who starts, replaces and ends it, and its own.
+"""Starts, replaces and ends the draft's process, and is its entry point.
 
-Where possible a server process loads what drafts need once and forks a draft for each session (`amusd/child.py`), so
-that a lost one is replaced within a tenth of a second.
+On a CPU a fork server loads the models once and forks a draft for each session (`amusd/child.py`), so a lost draft is
+replaced within a tenth of a second.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ STOP_SECONDS = 1.0
 """How long a draft may take to end before it is killed."""
 LOOK_SECONDS = 0.1
 NOT_LOADED, USERS_MISTAKE, TOLD, FAILED = 1, 2, 3, 4
-"""Exit codes of a draft: it could not begin, and has said why (1, 2); its target knows why, or is gone; it failed."""
+"""Exit codes of a draft. 1, 2: it could not begin, and has said why. 3: its target knows why, or is gone. 4: other."""
 
 
 class DraftProcess:
-    """A process that drafts; for several threads."""
+    """A draft's process, as seen by the process that starts it. Safe for several threads."""
 
     def __init__(self, config: EngineConfig, address: str, cores: Sequence[int] = (), *, is_own: bool) -> None:
-        """Have the first draft load and then listen at `address`, without waiting.
+        """Start the first draft, which loads and then listens at `address`. Does not wait.
 
-        `cores`: of the draft on a CPU; empty: the last ones of this process. `is_own`: the target is of this user and
-        machine; else targets come and go, and each is told apart in a line. Drafts show their lines if this process
-        does.
+        `cores`: the draft's on a CPU; empty: the last ones of this process. `is_own`: this process has the only target;
+        else any target may come. A draft shows its lines if this process does.
         """
         size = config.target_tensor_parallel_size
         own_cores = cores or cores_for("draft", allowed_cores(), config.hardware, num_target_ranks=size)
@@ -60,7 +59,7 @@ class DraftProcess:
             return self._server.pid
 
     def start_next(self) -> bool:
-        """Have the next draft start, without waiting; False while the one before has not ended."""
+        """Start the next draft, without waiting; False while the one before has not ended."""
         with self._lock:
             if self.ended(0.0) is None:
                 return False
@@ -96,7 +95,7 @@ class DraftProcess:
             self._server.close()
 
     def keep(self, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Have the next draft wherever one ends, until `is_over`; return the exit code."""
+        """Start the next draft whenever one ends, until `is_over`; return the exit code."""
         try:
             while not is_over():
                 if (end := self.ended(LOOK_SECONDS)) is not None:
@@ -114,12 +113,12 @@ class DraftProcess:
 
 
 def main() -> None:
-    """Be the process that `DraftProcess` starts."""
+    """Entry point of the process that `DraftProcess` starts."""
     sys.exit(serve(_prepare, _draft))
 
 
 def _prepare(settings: Orders) -> Any:
-    """Load what all drafts share; returns it, or None where each draft loads for itself."""
+    """Load what all drafts share; None if each draft loads for itself."""
     config = from_mapping(EngineConfig, settings["config"])
     if settings["shows_lines"]:
         show_lines()

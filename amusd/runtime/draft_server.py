@@ -25,12 +25,13 @@ from amusd.files import keep_traceback
 from amusd.logs import logger, warn_once
 from amusd.protocol.messages import DraftHello, TargetHello
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.connection import Connection, check_pair, failure_report
+from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices, claim_device, device_of, free_bytes, link_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import FAILED, TOLD
 from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.hello import BUSY, check_pair, failure_report
 from amusd.runtime.remote_drafter import RemoteDrafter
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -40,7 +41,7 @@ IDLE_SECONDS = 1.0
 
 
 class Offer(NamedTuple):
-    """What a draft has for its targets."""
+    """The drafters that a draft has loaded."""
 
     drafters: Mapping[str, Sequence[Drafter]]
     tokenizer_hash: str
@@ -48,10 +49,10 @@ class Offer(NamedTuple):
 
 
 def prepare(config: EngineConfig) -> Offer | None:
-    """Load what forked draft processes share; None where each has to load for itself.
+    """Load what forked draft processes share; None if each has to load for itself.
 
-    It has to on a GPU, which is lost in a fork, with an inner drafter elsewhere, and where a loading failure must be
-    reported.
+    Each has to on a GPU, which does not survive a fork, with an inner drafter on another device, and after a failure,
+    which it reports.
     """
     has_others = any(drafter.inner_device is not None for drafter in config.drafters)
     if device_of(config, "draft") != "cpu" or has_others or not sys.platform.startswith("linux"):
@@ -65,7 +66,7 @@ def prepare(config: EngineConfig) -> Offer | None:
 
 
 def load(config: EngineConfig, inner: StartInner | None = None) -> Offer:
-    """Load the models, and make the drafters: on a GPU it takes seconds. Raises whatever keeps it from that."""
+    """Load the models and make the drafters, which takes seconds on a GPU. Raises any error of theirs."""
     start, device = time.monotonic(), claim_device(config, "draft")
     loaded = load_drafters(config, device, inner)
     notes = [*loaded.notes, *_shorten(loaded.models, config, device)]
@@ -87,20 +88,20 @@ def _shorten(models: Sequence[ModelRunner], config: EngineConfig, device: str) -
 
 @dataclass
 class DraftServer:
-    """Serves the targets that come to an address, one at a time."""
+    """Serves the targets that connect to an address, one at a time."""
 
     config: EngineConfig
     address: str
     is_own: bool
-    """Whether the target has started it: it serves one session, and what fails is the target's to say."""
+    """Whether its target has started it: it serves one session, and the target reports its failures."""
     last_code: int | None = None
     """Exit code of the draft before, if there was one."""
 
     def run(self, prepared: Offer | None = None) -> int:
         """Load unless that has been done, and serve; return the exit code.
 
-        A fork serves one target, and so does an own draft; else the first failure ends the process. An own draft that
-        cannot load tells its target why; else the error is raised.
+        A fork and an own draft serve one target; any other process serves targets until its first failure. If loading
+        fails, an own draft tells its target, and any other raises the error.
         """
         torch.set_num_threads(self.config.hardware.num_threads)  # which `prepare` has set to another
         with ExitStack() as others:
@@ -118,6 +119,7 @@ class DraftServer:
                     if self.is_own and is_removed(self.address):
                         return TOLD
                     raise
+                link.answer_to_others = BUSY
                 with closing(link):
                     if not self.is_own and self.last_code is None:
                         logger.info("draft: listens at %s", link.address)
@@ -127,7 +129,7 @@ class DraftServer:
                     return code
 
     def serve_target(self, link: Transport, offer: Offer | Exception) -> int | None:
-        """Draft for the target that comes, until it is done; return the exit code, None if it came to nothing."""
+        """Draft for the next target until it is done; return the exit code, or None if it left without a hello."""
         recorder = Recorder("draft")
         try:
             if (hello := _hello(link)) is None:
@@ -150,11 +152,11 @@ class DraftServer:
         return 0
 
     def recorder_of(self, hello: TargetHello) -> Recorder:
-        """Where the session's events go."""
+        """The recorder of a session."""
         return Recorder("draft", hello.events if self.is_own else None)
 
     def _failed(self, error: Exception, recorder: Recorder) -> int:
-        """Exit code after this error; what is not known yet is shown, unless the draft before has failed, too."""
+        """Show the error if no one else does, and return the exit code. A second failure in a row has no traceback."""
         code = TOLD if isinstance(error, (ConfigError, PeerLostError)) else FAILED
         runs_users_code = any(drafter.factory is not None for drafter in self.config.drafters)
         has_traceback = code == FAILED or (runs_users_code and error.__cause__ is not None)
@@ -169,7 +171,7 @@ class DraftServer:
 
 
 def _hello(link: Transport) -> TargetHello | None:
-    """What the next target says first; None where one leaves or says something else. Raises `ConfigError`."""
+    """Wait for a target's hello; None if it leaves or sends something else. Raises `ConfigError`."""
     try:
         while (message := link.receive(IDLE_SECONDS)) is None:
             pass
@@ -181,9 +183,9 @@ def _hello(link: Transport) -> TargetHello | None:
 def start_inner(
     config: EngineConfig, running: ExitStack, drafter: DrafterConfig, middle: ModelRunner, tokenizer: Tokenizer
 ) -> DrafterFactory:
-    """Start a process for a cascade's inner drafter, which ends with `running`; returns the maker of its drafters.
+    """Start a process for a cascade's inner drafter, which ends with `running`; return the factory of its drafters.
 
-    Raises `ConfigError` when the two do not fit, `PeerError` when it does not come.
+    Raises `ConfigError` if the two do not fit, `PeerError` if the process does not answer.
     """
     assert drafter.inner_device is not None
     check_devices([drafter.inner_device])

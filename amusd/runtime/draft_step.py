@@ -32,7 +32,7 @@ def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> l
     found = drafters[0].step(drafters, parts) if drafters else []
     for (manager, nodes), guesses in zip(working, found, strict=True):
         probs: Sequence[bytes] = ()
-        if manager.session.opening.distribution.rule == "rejection":
+        if manager.distribution.rule == "rejection":
             probs = manager.drafter.take_draft_probs() or [certain(token_id) for ((token_id, _),) in guesses]
         manager.session.grow(nodes, guesses, probs)
     shares = iter(found)

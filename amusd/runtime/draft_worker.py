@@ -22,7 +22,7 @@ from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Transport
+from amusd.transport.base import Link
 
 IDLE_SECONDS = 1.0
 MAX_SHOWN = 40
@@ -35,7 +35,7 @@ SIGN_NS = 100_000_000
 class DraftWorker:
     """Serves the sequences that the target opens over `link` until shutdown or loss."""
 
-    link: Transport
+    link: Link
     drafters: Mapping[str, Sequence[Drafter]]
     """Drafters by name, one for each sequence that may be open at a time."""
     incarnation: int

@@ -1,7 +1,8 @@
-"""How long a silent draft is waited for, and when it is told again. Pure: it is told the time."""
+"""When a silent draft is waited for or told again, and when a lost one is replaced. Pure: the caller gives the time."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MAX_NONSENSE = 100
@@ -12,6 +13,44 @@ MAX_SIGN_SECONDS = 10.0
 """How long the draft may say that it is at work without a candidate."""
 TAKE_IN_SECONDS = 0.02
 """Extra seconds for each token of sequences not yet answered: the draft prefills first."""
+
+MAX_RESTARTS = 5
+"""Most restarts in a row without an accepted candidate."""
+BACK_OFF_SECONDS = 0.25
+"""Pause before the second of them; doubled for each further one."""
+STEADY_SECONDS = 60.0
+"""A draft that was up for this long is worth replacing, whatever ended it."""
+
+
+@dataclass
+class Restarts:
+    """Losses in a row, and the pauses between them. Times are in seconds."""
+
+    not_before: float = 0.0
+    """The next draft starts no earlier."""
+    _num_fruitless: int = 0
+    """Restarts in a row without an accepted candidate."""
+    _num_refused: int = 0
+    """Tries in a row that a server has not answered."""
+    _steady_at: float = math.inf
+
+    def on_met(self, now: float) -> None:
+        """A draft has said hello."""
+        self._num_refused, self._steady_at = 0, now + STEADY_SECONDS
+
+    def on_accepted(self) -> None:
+        """A candidate of the present draft was accepted."""
+        self._num_fruitless = 0
+
+    def on_lost(self, now: float, *, counts: bool) -> bool:
+        """A draft is lost; return whether it was one too many. `counts`: False for a server that was not there."""
+        if now >= self._steady_at:
+            self._num_fruitless = 0
+        self._num_fruitless, self._steady_at = self._num_fruitless + counts, math.inf
+        self._num_refused = min(self._num_refused + (not counts), MAX_RESTARTS)
+        if (number := self._num_fruitless + self._num_refused) > 1:
+            self.not_before = now + BACK_OFF_SECONDS * 2 ** (number - 2)
+        return self._num_fruitless > MAX_RESTARTS
 
 
 class DraftState:
@@ -25,7 +64,7 @@ class DraftState:
         self.num_features = 0
         """First positions whose features it has."""
         self.waited_ns = 0
-        """How long the sequence waited for the draft since it was last heard."""
+        """How long the sequence has waited for the draft since its last message."""
         self._first_ns = self._pause_ns = first_ns
         self._due_ns = now_ns + first_ns
 
@@ -37,7 +76,7 @@ class DraftState:
         self._due_ns = now_ns + self._pause_ns
 
     def take_reminder(self, now_ns: int) -> bool:
-        """Whether a reminder is due; the one after it is due in twice the time."""
+        """Whether a reminder is due. The pause before the next one is twice as long."""
         if now_ns < self._due_ns:
             return False
         self._pause_ns *= 2
@@ -47,25 +86,25 @@ class DraftState:
 
 @dataclass(slots=True)
 class Silence:
-    """What the present draft owes since its last sensible message."""
+    """How long the present draft has owed an answer."""
 
     is_too_long: bool = False
     """Whether it is silent for too long."""
     asked_ns: int | None = None
     """Time of the first unanswered message; None: it owes no answer."""
     waited_ns: int = 0
-    """How long it was waited for, by any sequence."""
+    """How long any sequence has waited for it."""
     num_nonsense: int = 0
     first_sign_ns: int | None = None
     """Time of the first sign of work since its last candidate."""
 
     def end(self, first_sign_ns: int | None = None) -> None:
-        """Nothing is owed any more."""
+        """The draft owes no answer any more."""
         self.is_too_long, self.asked_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
         self.first_sign_ns = first_sign_ns
 
     def on_sign(self, now_ns: int) -> bool:
-        """Take in a sign of work, which ends the silence; False after `MAX_SIGN_SECONDS` of signs alone."""
+        """The draft says that it works, which ends the silence. False after `MAX_SIGN_SECONDS` without a candidate."""
         first_ns = now_ns if self.first_sign_ns is None else self.first_sign_ns
         if now_ns - first_ns > MAX_SIGN_SECONDS * 1e9:
             self.expect_answer(now_ns)
@@ -74,7 +113,7 @@ class Silence:
         return True
 
     def expect_answer(self, now_ns: int) -> None:
-        """It owes an answer from now on, if it has owed none."""
+        """The draft owes an answer from now on, or from an earlier message."""
         if self.asked_ns is None:
             self.asked_ns = now_ns
 
@@ -87,7 +126,7 @@ class Silence:
         return 0.0 if self.is_too_long else max(0, round(limit_seconds * 1e9) - self.waited_ns) / 1e9
 
     def judge(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:
-        """Note whether it is too long; return why the draft counts as lost, if it does.
+        """Update `is_too_long`; return why the draft counts as lost, or None.
 
         `num_new_tokens`: tokens of sequences that the draft has not begun.
         """

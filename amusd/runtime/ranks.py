@@ -1,7 +1,6 @@
-"""The ranks of one target: commands of the first one, and exchanges of tensors between all.
+"""The ranks of one target: rank 0 leads, the others follow its commands.
 
-The leader has the followers compute each of its passes, by a message on each link. Tensors go through a process group
-(`runner/process_group.py`).
+The leader sends each follower a message for each pass. Tensors go through a process group (`runner/process_group.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from amusd.protocol.messages import Failed, Ready
 from amusd.runner.process_group import ProcessGroup
 from amusd.runner.rank_commands import command_encoder
 from amusd.runner.rendezvous import Rendezvous
-from amusd.runtime.connection import failure_report, reported
+from amusd.runtime.hello import failure_report, reported
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
@@ -29,28 +28,28 @@ REASON_SECONDS = 1.0
 
 
 class Leader(ProcessGroup):
-    """The first rank. The others end when it closes."""
+    """Rank 0. The other ranks end when it closes."""
 
-    def __init__(self, config: TransportConfig, meeting: Rendezvous, size: int, backend: Backend) -> None:
+    def __init__(self, config: TransportConfig, rendezvous: Rendezvous, size: int, backend: Backend) -> None:
         """Listen for the followers. Raises `ConfigError`."""
-        super().__init__(0, size, meeting, backend)
+        super().__init__(0, size, rendezvous, backend)
         self._encode = command_encoder()
         try:
             for rank in range(1, size):
-                self._links[rank] = numbered_link(config, meeting.address, rank, listens=True)
+                self._links[rank] = numbered_link(config, rendezvous.address, rank, listens=True)
         except ConfigError:
             self.close()
             raise
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
-        """Wait until all are ready, and meet them. Raises `ConfigError`, or `PeerError` if one fails or is late."""
+        """Wait until all followers are ready, and form the group. Raises `ConfigError`, or `PeerError` if one fails."""
         if missing := self._missing(timeout_seconds):
             raise RankLostError(f"rank {missing[0]} of the target was not ready in {timeout_seconds:g} s")
         self._send(b"meet")
         self.meet(device)
 
     def announce(self, work: Command, level: Level | None) -> None:
-        """See `Ranks`. Raises `PeerError` when one is gone."""
+        """See `Ranks`. Raises `PeerError` when a follower is gone."""
         self._send(self._encode(work, level))
 
     def _send(self, frame: bytes) -> None:
@@ -62,17 +61,17 @@ class Leader(ProcessGroup):
             raise self._reason(RankLostError("a rank of the target is gone")) from None
 
     def _has_reported(self, rank: int) -> bool:
-        """Whether a follower has reported that it is ready, or that another is lost. Raises the reason if it failed."""
+        """Whether a follower has reported: that it is ready, or that another rank is lost. Raises its own failure."""
         try:
             with self._using:
                 message = self._links[rank].receive(0.0)
         except PeerLostError:
-            failure = self.meeting.failure(rank, REASON_SECONDS)
+            failure = self.rendezvous.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
         except ConfigError as error:
             raise ConfigError(f"rank {rank} of the target: {error}") from None
         if message is None:
-            failure = self.meeting.failure(rank, 0.0)  # of a process that has ended before it has come
+            failure = self.rendezvous.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure
             return False
@@ -81,7 +80,7 @@ class Leader(ProcessGroup):
         return True
 
     def _missing(self, timeout_seconds: float) -> list[int]:
-        """The ranks that have not reported in this time. Raises the reason if one failed."""
+        """The ranks that have not reported within `timeout_seconds`. Raises the failure of one that has."""
         deadline = time.monotonic() + timeout_seconds
         waiting = list(self._links)
         while (waiting := [rank for rank in waiting if not self._has_reported(rank)]) and time.monotonic() < deadline:
@@ -97,15 +96,15 @@ class Leader(ProcessGroup):
 
 
 class Follower(ProcessGroup):
-    """Another rank, connected once it is `ready`."""
+    """A rank behind the first. It joins the group in `ready`."""
 
-    def __init__(self, config: TransportConfig, meeting: Rendezvous, rank: int, size: int, backend: Backend) -> None:
+    def __init__(self, config: TransportConfig, rendezvous: Rendezvous, rank: int, size: int, backend: Backend) -> None:
         """Look for the leader. Raises `ConfigError`."""
-        super().__init__(rank, size, meeting, backend)
-        self._link = self._links[0] = numbered_link(config, meeting.address, rank, listens=False)
+        super().__init__(rank, size, rendezvous, backend)
+        self._link = self._links[0] = numbered_link(config, rendezvous.address, rank, listens=False)
 
     def ready(self, device: str, timeout_seconds: float) -> None:
-        """Report a loaded model, and wait for the others. Raises `RankLostError`."""
+        """Report that the model is loaded, and wait for the other ranks. Raises `RankLostError`."""
         try:
             self._link.send(Ready())
             frame = self._link.receive_frame(timeout_seconds)
@@ -116,7 +115,7 @@ class Follower(ProcessGroup):
         self.meet(device)
 
     def commands(self) -> Iterator[bytes]:
-        """The leader's messages, until it ends."""
+        """Yield the leader's messages until it ends."""
         while True:
             try:
                 with self._using:
@@ -127,7 +126,7 @@ class Follower(ProcessGroup):
                 yield frame
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave; the leader is told why, unless it was a signal. Idempotent."""
+        """Leave, and report an `error` to the leader unless it is a signal. Idempotent."""
         if isinstance(error, Exception):
             with suppress(PeerLostError), self._using:  # the leader is gone
                 self._link.send(failure_report(error))

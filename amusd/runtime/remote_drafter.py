@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from amusd.drafters.base import Drafter
 from amusd.logs import warn_once
 from amusd.protocol.messages import Open
-from amusd.runtime.draft_client import DraftClient, DraftedSequence
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.drafted_sequence import DraftedSequence
 
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
@@ -56,7 +57,7 @@ class RemoteDrafter(Drafter):
 
     def _new(self, text: Sequence[int]) -> DraftedSequence:
         number, last = self._client.next_sequence_id, self._last
-        wish = Open(number, 0, (), self.capacity, self._drafter, LOOKAHEAD, 1, distribution=self.distribution)
+        wish = Open(number, 0, (), self.capacity, self._drafter, LOOKAHEAD, 1, sampling=self.distribution.as_message())
         sequence = DraftedSequence.behind(text, wish, self._vocab_size, SILENCE_SECONDS)
         sequence.before = last
         if last is not None:

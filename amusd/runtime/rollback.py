@@ -15,8 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from amusd.config import Distribution
 from amusd.drafters.base import Drafter
-from amusd.errors import RankLostError
+from amusd.errors import ConfigError, PeerProtocolError, RankLostError
 from amusd.logs import logger, warn_once
 from amusd.protocol.draft_session import DraftSession, Transition
 from amusd.protocol.messages import Features, Open, Verdict
@@ -27,6 +28,10 @@ class RollbackManager:
 
     def __init__(self, opening: Open, drafter: Drafter) -> None:
         """Raises `PeerProtocolError` for an impossible `opening`."""
+        try:
+            self.distribution = Distribution.of(opening.sampling)
+        except ConfigError as error:
+            raise PeerProtocolError(str(error)) from None
         self.session = DraftSession(opening, draft_length=drafter.max_length)
         self.drafter = drafter
         self.num_looked_up = 0
@@ -39,7 +44,7 @@ class RollbackManager:
         """Have the drafter take in the text, and the features of it."""
         opening = self.session.opening
         self.drafter.set_reference((*opening.token_ids, *opening.reference))
-        self.drafter.set_distribution(opening.distribution)
+        self.drafter.set_distribution(self.distribution)
         if self._has_room():
             self.drafter.open(self.session.committed, self._capacity, opening.fan_out)
             for start, features in self._taken:

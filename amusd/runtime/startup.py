@@ -1,4 +1,4 @@
-"""Loads a target from a configuration, with its ranks, and connects it to its draft."""
+"""Loads a target and its ranks from a configuration, and connects it to its draft."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def connect_target(
     recorder: Recorder,
     running: ExitStack,
     *,
-    meeting: Rendezvous | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> tuple[TargetWorker, Tokenizer]:
-    """Load the target, and meet the draft, which loads meanwhile. `drafts`: None for no draft.
+    """Load the target, and connect it to the draft, which loads meanwhile. `drafts`: None for no draft.
 
-    What is started ends with `running`. `meeting`: as of `Engine.connect`. Raises `ConfigError` when the pair cannot
-    work together; where no draft comes for another reason, the target is alone.
+    What is started ends with `running`. `rendezvous`: as of `Engine.connect`. Raises `ConfigError` when the pair cannot
+    work together. If no draft comes for another reason, the target starts alone.
     """
     claim_device(config, "target")
     leader = None
     if (size := config.target_tensor_parallel_size) > 1:
-        assert meeting is not None, "whoever starts the other ranks says where they meet"
+        assert rendezvous is not None, "several ranks need a rendezvous"
         check_target(config)
-        leader = Leader(config.transport, meeting, size, _backend(config, meeting))
+        leader = Leader(config.transport, rendezvous, size, _backend(config, rendezvous))
         running.callback(leader.close)
     connection = Connection() if drafts is None else Connection.to(drafts, config, running)
     model, tokenizer = load_with_followers(config, leader)
@@ -68,12 +68,12 @@ def connect_target(
     return worker, tokenizer
 
 
-def _backend(config: EngineConfig, meeting: Rendezvous) -> Backend:
-    return backend_for(devices_of(config)[:-1], same_machine=meeting.store is None)
+def _backend(config: EngineConfig, rendezvous: Rendezvous) -> Backend:
+    return backend_for(devices_of(config)[:-1], same_machine=rendezvous.store is None)
 
 
 def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[ModelRunner, Tokenizer]:
-    """The target's model and tokenizer; with a leader, its part of the model, once all ranks have theirs.
+    """Load the target's model and tokenizer. With a leader, load its part of the model, and wait for the other ranks.
 
     Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
     """
@@ -93,14 +93,14 @@ def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[Mo
     return loaded
 
 
-def run_follower(config: EngineConfig, rank: int, meeting: Rendezvous) -> None:
-    """Be another rank of the target: load a part of the model, and compute the first one's commands.
+def run_follower(config: EngineConfig, rank: int, rendezvous: Rendezvous) -> None:
+    """Run rank `rank` of the target: load its part of the model, and compute the leader's commands.
 
-    Raises what it reported, unless it is the user's mistake or another rank's.
+    Raises the error that it has reported to the leader, unless it is a user's mistake or a lost rank.
     """
     torch.set_num_threads(config.hardware.num_threads)
     size = config.target_tensor_parallel_size
-    follower = Follower(config.transport, meeting, rank, size, _backend(config, meeting))
+    follower = Follower(config.transport, rendezvous, rank, size, _backend(config, rendezvous))
     try:
         device = claim_device(config, "target", rank)
         model, _ = load_target(config, device, ranks=follower)

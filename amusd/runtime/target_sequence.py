@@ -22,7 +22,7 @@ from amusd.protocol.messages import Candidate, Open, Progress
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.draft_client import DraftedSequence
+from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.verifier import Verifier
 from amusd.sampling.acceptance import Acceptance, unpack_rows
 from amusd.sampling.stopping import StopChecker
@@ -97,7 +97,7 @@ class TargetSequence(DraftedSequence):
                 max_lookahead=policy.max_lookahead,
                 tokens_per_message=policy.tokens_per_message,
                 reference=request.reference,
-                distribution=request.distribution,
+                sampling=request.distribution.as_message(),
                 fan_out=fan_out,
                 rows_per_step=policy.rows_per_step,
                 max_steps=policy.max_steps,

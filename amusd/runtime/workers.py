@@ -1,4 +1,4 @@
-"""The processes beside the target's first rank: a draft, and the target's other ranks, which repeat its passes."""
+"""Starts the processes beside the target's first rank: its draft, and its other ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from amusd.transport.factory import keys_of
 
 
 def start_workers(config: EngineConfig) -> tuple[EngineConfig, DraftSource | None, Rendezvous | None]:
-    """Start what `config` needs, without waiting: all of it loads while this process imports torch.
+    """Start the processes that `config` needs, without waiting. They load while this process imports torch.
 
-    Returns `config` with every rank's device named, the drafts, and where the ranks meet, if there are several. Raises
-    `ConfigError` for what is missing.
+    Returns `config` with every rank's device named, the source of drafts if there is a drafter, and the rendezvous of
+    the ranks if there are several. Raises `ConfigError`.
     """
     check_workers(config)
     with ExitStack() as failing:
-        drafts, meeting = None, None
+        drafts, rendezvous = None, None
         if config.drafters:
             drafts = DraftSource(config, config.draft_address)
             failing.callback(drafts.stop)
         if config.target_tensor_parallel_size > 1:
-            meeting = start_followers(config)
-            failing.callback(meeting.stop)
+            rendezvous = start_followers(config)
+            failing.callback(rendezvous.stop)
         warn_of_sharing(config)
         config = replace(config, hardware=settle_devices(config))
         failing.pop_all()
-    return config, drafts, meeting
+    return config, drafts, rendezvous
 
 
 def check_workers(config: EngineConfig) -> None:
-    """Raise `ConfigError` as `check_folders` and `check_ranks`. Reads no weights."""
+    """Run `check_folders` and `check_ranks`. Reads no weights."""
     check_folders(config)
     check_ranks(config)
 
 
 def check_folders(config: EngineConfig) -> None:
-    """Raise `ConfigError` for folders that hold no model, and factories that are not there."""
+    """Raise `ConfigError` for a folder without a model, a missing factory, or an unsafe `drafter.address`."""
     stages = [stage for drafter in config.drafters if not drafter.is_elsewhere for stage in drafter.stages]
     for kind, model in [(config.target.kind, config.target.model), *((stage.kind, stage.model) for stage in stages)]:
         if model is not None:
@@ -66,7 +66,7 @@ def check_folders(config: EngineConfig) -> None:
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Raise `ConfigError` for more threads than this machine has cores, or ranks than the target has key heads."""
+    """Raise `ConfigError` for more threads than cores, or more ranks than the target has key heads."""
     most = os.cpu_count() or 1
     config.hardware.require(config.hardware.num_threads <= most, "num_threads", f"this machine has {most} cores")
     if config.target_tensor_parallel_size > 1:
@@ -76,7 +76,7 @@ def check_ranks(config: EngineConfig) -> None:
 
 
 def start_followers(config: EngineConfig) -> Rendezvous:
-    """Start the target's ranks 1 and up, without waiting; returns where they meet, which ends them."""
+    """Start the target's ranks 1 and up, without waiting. `stop` of the rendezvous ends them."""
     address = make_socket_folder("amusd-ranks-")
     settings = {"config": to_mapping(config), "cores": allowed_cores(), "address": address}
     others = [ForkServer(command_of(__name__), settings) for _ in range(1, config.target_tensor_parallel_size)]
@@ -86,7 +86,7 @@ def start_followers(config: EngineConfig) -> Rendezvous:
 
 
 def main() -> None:
-    """Be the process that `start_followers` starts."""
+    """Entry point of the processes that `start_followers` starts."""
     serve(lambda _settings: None, _follow, _leave)
 
 

@@ -16,8 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from amusd.clock import Clock
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
+from amusd.transport.base import Link
 
 
 class NotYet(Exception):  # noqa: N818 - nothing is wrong
@@ -49,8 +51,39 @@ class Direction:
 
 
 @dataclass
-class Clock:
-    """The times of the two workers."""
+class WorkerClock(Clock):
+    """The time of one of the workers."""
+
+    read: Callable[[], int]
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the simulation began."""
+        return self.read()
+
+
+@dataclass
+class SimulatedLink(Link):
+    """One end of a link in virtual time, which is never lost."""
+
+    clock: Clock
+    outgoing: Direction
+    take: Callable[[float], Message | None]
+
+    def send(self, message: Message) -> None:
+        """See `Link`. Costs no time."""
+        self.outgoing.send(self.clock.now_ns(), message)
+
+    def receive(self, timeout: float) -> Message | None:
+        """See `Link`."""
+        return self.take(timeout)
+
+    def close(self) -> None:
+        """See `Link`."""
+
+
+@dataclass
+class VirtualTime:
+    """The times of the two workers, and the link between them."""
 
     to_draft: Direction
     to_target: Direction
@@ -62,6 +95,11 @@ class Clock:
     """Whether the target computes at the draft's time."""
     _known_until_ns: int = 0
     _target_waits: bool = False
+
+    def __post_init__(self) -> None:
+        self.target_clock, self.draft_clock = WorkerClock(lambda: self.target_ns), WorkerClock(lambda: self.draft_ns)
+        self.target_link = SimulatedLink(self.target_clock, self.to_draft, self.receive_at_target)
+        self.draft_link = SimulatedLink(self.draft_clock, self.to_target, self.receive_at_draft)
 
     @property
     def draft_works(self) -> bool:
@@ -81,7 +119,7 @@ class Clock:
             self.target_ns += ns
 
     def receive_at_target(self, timeout: float) -> Message | None:
-        """As `Transport.receive` for the target."""
+        """The target's next message, or None after `timeout` seconds."""
         message = self.to_target.take(self.target_ns)
         if message is None and timeout > 0:
             deadline_ns = self.target_ns + math.ceil(timeout * 1e9)
@@ -91,7 +129,7 @@ class Clock:
         return message
 
     def receive_at_draft(self, timeout: float) -> Message | None:
-        """As `Transport.receive` for the draft. Raises `NotYet`."""
+        """The draft's next message, or None after `timeout` seconds. Raises `NotYet`."""
         message = self.to_draft.take(self.draft_ns)
         if message is None:
             until_ns = int(min(self.draft_ns + round(timeout * 1e9), self.to_draft.next_ns))

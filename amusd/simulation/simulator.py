@@ -6,7 +6,7 @@ position, unlike a real one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.policies.factory import make_policy
 from amusd.protocol.draft_session import Guesses, Transition
-from amusd.protocol.messages import Message
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
@@ -30,13 +29,12 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction
+from amusd.simulation.clock import Direction, VirtualTime
 from amusd.simulation.cost import NOTHING, Costs
 from amusd.simulation.tokens import Answer, all_guesses, target_token
 from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Recorder, as_format
 from amusd.tracing.timeline import Timeline
-from amusd.transport.base import Transport
 
 DRAFTER = "simulated"
 FOREVER = 1e4
@@ -101,14 +99,14 @@ class Simulator:
 
         The events are in the outcome, and written to `events_folder`, if any.
         """
-        clock = Clock(
+        clock = VirtualTime(
             Direction(self.costs.to_draft, self._random("to draft")),
             Direction(self.costs.to_target, self._random("to target")),
         )
         where = None if events_folder is None else as_format(events_folder)
         recorders = [
-            Recorder("target", where, lambda: clock.target_ns),
-            Recorder("draft", where, lambda: clock.draft_ns),
+            Recorder("target", where, clock.target_clock),
+            Recorder("draft", where, clock.draft_clock),
         ]
         timeline = Timeline([], [])
         for recorder, events in zip(recorders, timeline, strict=True):
@@ -135,7 +133,9 @@ class Simulator:
     def _prompt_length(self) -> int:
         return 1 if self.costs.target_prefill == NOTHING else 2  # a single token needs no prefill
 
-    def _target_worker(self, decoding: DecodingConfig, clock: Clock, recorders: Sequence[Recorder]) -> TargetWorker:
+    def _target_worker(
+        self, decoding: DecodingConfig, clock: VirtualTime, recorders: Sequence[Recorder]
+    ) -> TargetWorker:
         has_draft = decoding.mode != "autoregressive"
         random, width = self._random("target"), self.max_candidates + 1
         model = ScriptedModel(clock, self.costs, random, self._prompt_length, width, has_draft)
@@ -159,18 +159,12 @@ class Simulator:
         )
         return worker.admit(request, StopChecker((), (), num_tokens, str))
 
-    def _start_draft(self, clock: Clock, recorder: Recorder) -> Connection:
+    def _start_draft(self, clock: VirtualTime, recorder: Recorder) -> Connection:
         random = self._random("draft")
         drafters = [ScriptedDrafter(clock, self, random) for _ in range(self.num_slots)]
-
-        def end(send: Callable[[Message], None], receive: Callable[[float], Message | None]) -> Transport:
-            return cast("Transport", SimpleNamespace(send=send, receive=receive, close=lambda: None))
-
-        draft_end = end(lambda message: clock.to_target.send(clock.draft_ns, message), clock.receive_at_draft)
-        target_end = end(lambda message: clock.to_draft.send(clock.target_ns, message), clock.receive_at_target)
-        draft = DraftWorker(draft_end, {DRAFTER: drafters}, 1, recorder)
+        draft = DraftWorker(clock.draft_link, {DRAFTER: drafters}, 1, recorder)
         clock.draft_acts.extend((draft.take_in, draft.propose))
-        return Connection(target_end, 1)
+        return Connection(clock.target_link, 1)
 
     def _random(self, purpose: str) -> Random:
         return Random(f"{purpose} {self.seed}")  # noqa: S311 - nothing here is secret
@@ -192,13 +186,12 @@ class ScriptedCache:
 class ScriptedModel:
     """The part of a `ModelRunner` that a `TargetWorker` needs for greedy decoding."""
 
-    clock: Clock
+    clock: VirtualTime
     costs: Costs
     random: Random
     prompt_length: int
     width: int
     has_draft: bool
-    captured_on = None
     max_length = MANY
     vocab_size = 1 << 31
     feature_columns: ClassVar[dict[str, slice]] = {}
@@ -248,7 +241,7 @@ class ScriptedModel:
 class ScriptedDrafter(Drafter):
     """Drafts chains and trees, right where the answer says so."""
 
-    def __init__(self, clock: Clock, simulator: Simulator, random: Random) -> None:
+    def __init__(self, clock: VirtualTime, simulator: Simulator, random: Random) -> None:
         self._clock, self._simulator, self._random = clock, simulator, random
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:

@@ -1,18 +1,18 @@
 """Spans and instants of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are `time.monotonic_ns()`, one clock for all processes of a machine. Recording appends to a list: no I/O,
+Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O,
 formatting or lock on the hot path. Names and fields are those of `tracing/events.py`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from msgspec import json
 
+from amusd.clock import MONOTONIC, Clock
 from amusd.logs import logger
 from amusd.tracing.events import EVENT_CLASSES, Event, EventName
 
@@ -28,14 +28,14 @@ class Recorder:
     Sequence ids say which run an event belongs to; an event of no sequence belongs to the run of the one before.
     """
 
-    def __init__(self, role: str, events: str | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:
         """`events`: the folder of a run's events as a format of its number: `/sweep/{run}/events` (`as_format`).
 
         None: they go to no file, and `flush` forgets them.
         """
         self.role = role
-        self.now_ns = now_ns
-        """The time in nanoseconds: a worker's only clock, which tests and simulations can set."""
+        self.now_ns = clock.now_ns
+        """The time in nanoseconds, by the worker's only clock."""
         self.events_path = events
         self.listeners: tuple[Callable[[Event], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""

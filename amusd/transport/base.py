@@ -6,9 +6,11 @@ import logging
 import math
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
+from amusd.clock import MONOTONIC
 from amusd.errors import PeerProtocolError
 from amusd.logs import logger
 from amusd.protocol import wire
@@ -19,15 +21,15 @@ MAX_QUEUED_MESSAGES = 10_000
 SPIN_SECONDS = 0.002
 """How long a receiver polls before it sleeps: about a fast drafter's token."""
 LOOK_SECONDS = 0.001
-"""How often an end that works looks whether its peer is still there."""
+"""Interval at which a busy end checks that its peer is still there."""
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Yields the core, which the other end may need."""
 CLOSED = "this end of the link is closed"
 CLOSED_BY_PEER = "the peer closed the link"
 
 
-class Transport(ABC):
-    """One end of a two-way link to exactly one peer.
+class Link(Protocol):
+    """One end of a two-way link to exactly one peer, as workers use it.
 
     Guarantees of every implementation (`tests/transport/test_contract.py` runs them all):
 
@@ -39,17 +41,50 @@ class Transport(ABC):
     * One thread at a time uses an end.
     """
 
-    num_rejected = 0
-    """Frames that were dropped, and connections that were refused."""
+    address: str = "memory://"
+    """Address of the listening end: `tcp://HOST:PORT`, or `shm`, `ipc`, `gloo` or `nccl` with `://PATH`."""
     refusal: str | None = None
     """Why a peer that tried to connect was refused, as one line."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises `PeerLostError` when the peer is gone or has stopped reading."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> Message | None:
+        """The next message, or None after `timeout` seconds (0 polls).
+
+        Raises `PeerLostError` once the peer is gone and all that it sent was handed over, and `ConfigError` for a
+        message of another protocol version.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Idempotent; never raises; later uses raise `PeerLostError`."""
+
+    def drop(self) -> None:
+        """Close a link that is of no more use, without waiting for what is not sent yet."""
+        self.close()
+
+    def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - some links count messages, not bytes
+        """Whether so many bytes can be queued before the peer reads more; says nothing of a loss."""
+        return True
+
+
+class Transport(Link):
+    """A `Link` that moves frames of bytes."""
+
+    num_rejected = 0
+    """Frames that were dropped, and connections that were refused."""
+    answer_to_others: Message | None = None
+    """The answer of a ZeroMQ link to anyone but its peer; None: no answer."""
+    clock = MONOTONIC
     delay_seconds = 0.0
     """Least time from a message's sending to its receipt, on one machine, whose processes share a clock."""
 
     def __init__(self, address: str, nonce: int | None) -> None:
         """`nonce`: 64-bit number of the session; frames with another one are dropped. None: that of the first frame."""
         self.address = address
-        """Address of the listening end: `tcp://HOST:PORT`, or `shm`, `ipc`, `gloo` or `nccl` with `://PATH`."""
         self._nonce = nonce
         self._next: Message | None = None
         """The next message, while it is not due; later ones wait in the link."""
@@ -57,20 +92,20 @@ class Transport(ABC):
         """When it was sent, on its sender's monotonic clock."""
 
     def send(self, message: Message) -> None:
-        """Queue a message. Raises `PeerLostError` when the peer is gone or has stopped reading."""
-        self.send_frame(wire.encode(message, self._nonce or 0, time.monotonic_ns()))
+        """See `Link`."""
+        self.send_frame(wire.encode(message, self._nonce or 0, self.clock.now_ns()))
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message, or None after `timeout` seconds (0 polls). Raises as `receive_frame` and `accept`."""
-        deadline = time.monotonic() + timeout
+        """See `Link`."""
+        deadline = self.clock.now() + timeout
         while self._next is None:
-            frame = self.receive_frame(max(0.0, deadline - time.monotonic()))
+            frame = self.receive_frame(max(0.0, deadline - self.clock.now()))
             self._next = None if frame is None else self.accept(frame)
-            if self._next is None and time.monotonic() >= deadline:
+            if self._next is None and self.clock.now() >= deadline:
                 return None
         if self.delay_seconds:
             due = self._sent_ns / 1e9 + self.delay_seconds
-            time.sleep(max(0.0, min(due, deadline) - time.monotonic()))
+            self.clock.sleep(max(0.0, min(due, deadline) - self.clock.now()))
             if due > deadline:
                 return None
         message, self._next = self._next, None
@@ -89,15 +124,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. Idempotent; never raises; later uses raise `PeerLostError`."""
-
-    def drop(self) -> None:
-        """Close a link that is of no more use, without waiting for what is not sent yet."""
-        self.close()
-
-    def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - some links count messages, not bytes
-        """Whether so many bytes can be queued before the peer reads more; says nothing of a loss."""
-        return True
+        """See `Link`."""
 
     def accept(self, frame: bytes) -> Message | None:
         """The message of a frame, or None when the frame is dropped. Raises `ConfigError` for another version's."""

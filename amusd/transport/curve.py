@@ -40,9 +40,9 @@ class Keys:
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: Keys, *, listens: bool) -> ThreadAuthenticator | None:
-    """Let only the owner of `keys.peer` into an unbound socket, or make an unconnected one talk to nobody else.
+    """Have an unbound or unconnected socket talk to the owner of `keys.peer` alone.
 
-    `stop` what is returned when the socket closes. Raises ZMQError for keys that are none.
+    Returns the authenticator of a listening socket, to be stopped when the socket closes. Raises ZMQError for bad keys.
     """
     socket.set(zmq.CURVE_SECRETKEY, keys.secret)
     if not listens:

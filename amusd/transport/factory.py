@@ -39,7 +39,7 @@ ON_ONE_MACHINE: Mapping[str, TransportConfig] = {
 
 
 @contextmanager
-def meeting_place(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Iterator[str]:
+def link_address(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Iterator[str]:
     """The address of the link: that of `config`, or a private one, which is removed. Raises ConfigError."""
     if config.address is not None:
         yield config.address
@@ -65,7 +65,7 @@ def address_in(folder: str, config: TransportConfig, devices: tuple[str, str] = 
 
 
 def is_removed(address: str) -> bool:
-    """Whether the private folder of this socket file is gone, and with it whoever made it."""
+    """Whether the private folder of this socket file is gone, and so the process that made it."""
     scheme, _, path = address.partition("://")
     return scheme != "tcp" and not Path(path).parent.exists()
 
@@ -80,7 +80,7 @@ def listen(
 
 
 def connect(config: TransportConfig, address: str, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport | None:
-    """Make the target's end, without waiting; None where nobody listens yet. Raises ConfigError."""
+    """Make the target's end, without waiting; None if no draft listens yet. Raises ConfigError."""
     return _end(config, address, nonce, devices, "target")
 
 

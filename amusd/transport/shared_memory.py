@@ -60,7 +60,7 @@ class SharedMemoryTransport(Transport):
 
     @classmethod
     def connect(cls, address: str, nonce: int | None) -> SharedMemoryTransport | None:
-        """The other end; None while nobody listens at `address`. Raises ConfigError where it cannot be made."""
+        """The connecting end; None if no peer listens at `address` yet. Raises ConfigError if it cannot be made."""
         with ExitStack() as failing:
             try:
                 connection = failing.enter_context(socket.socket(socket.AF_UNIX))
@@ -126,7 +126,7 @@ class SharedMemoryTransport(Transport):
         self._is_closed = True
         self._lose(CLOSED)
         if self._rings is None:
-            self._close_door()
+            self._stop_listening()
         else:
             self._rings.close()
         self._connection.close()
@@ -142,7 +142,7 @@ class SharedMemoryTransport(Transport):
                 self._lose(CLOSED_BY_PEER)
 
     def _admit(self) -> None:
-        """Take in the peer that has come with its memory; the door closes behind it. Any other is turned away."""
+        """Accept the peer that brings its memory, and stop listening. Connections without memory are closed."""
         if self._rings is not None or self._is_closed:
             return
         with ExitStack() as failing, suppress(OSError, ValueError):
@@ -157,10 +157,10 @@ class SharedMemoryTransport(Transport):
             connection.setblocking(False)
             self._poller.unregister(self._connection)
             self._poller.register(connection, select.POLLIN)
-            self._close_door()
+            self._stop_listening()
             self._connection = connection
 
-    def _close_door(self) -> None:
+    def _stop_listening(self) -> None:
         self._connection.close()
         Path(self.address.removeprefix(SHARED_MEMORY)).unlink(missing_ok=True)
 

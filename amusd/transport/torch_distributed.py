@@ -1,6 +1,6 @@
 """A link over `torch.distributed` between two processes of one machine: gloo, or gloo with long frames by NCCL.
 
-* The ends meet in a private folder, by a file store: nobody else can come. Gloo listens on loopback.
+* The ends meet by a file store in a private folder, so no stranger can connect. Gloo listens on loopback.
 * A frame travels after its length (uint32, little-endian) in a block of `BLOCK_BYTES`. One that is too long follows the
   block as a body, so that the receiver knows what to wait for. With `nccl` bodies go from device to device. A posted
   receive is a kernel that spins on the device, so it is posted only after the block has come.
@@ -58,7 +58,7 @@ MAX_WAITING = 16
 _LENGTH = struct.Struct("<I")
 _GOODBYE = 0xFFFFFFFF
 _BLOCK_TAG, _BODY_TAG = range(2)
-_NO_TAG = 2**16  # of a receive that nobody sends to
+_NO_TAG = 2**16  # no message has it
 _FOREVER = timedelta(days=365)
 _MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
 _JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were

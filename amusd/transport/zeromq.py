@@ -1,10 +1,10 @@
-"""A link between two processes: one ZeroMQ PAIR socket at each end, over a socket file or TCP.
+"""A link between two processes: a ZeroMQ ROUTER that listens and a DEALER that connects, over a socket file or TCP.
 
 * A peer is lost at its first disconnect, for good. A local link has no heartbeats: a stopped process is slow, not lost.
   A link between machines gives up after 5 s.
 * With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused.
-* A stranger that connects beside the peer is not read. Without keys, one that connects first takes the peer's place:
-  keep socket files in a private folder.
+* The first one to send a message is the listening end's peer. Any other gets `answer_to_others`, and disturbs nothing.
+  Without keys a stranger may be the first: keep socket files in a private folder.
 * A receiver spins before it sleeps (`base.spin_then_sleep`).
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from amusd.errors import ConfigError, PeerLostError
+from amusd.protocol import wire
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import check_address
 from amusd.transport.base import (
@@ -37,7 +39,7 @@ GIVE_WAY_SECONDS = 0.001
 """A sender yields its core after a message, at most this often."""
 
 RECONNECT_MS = 20
-"""How often the connecting end tries while nobody listens."""
+"""Pause between two tries to connect."""
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
 _NO_KEY_HELD = (
@@ -48,7 +50,7 @@ _WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE
 
 
 class ZeroMQTransport(Transport):
-    """A `Transport` to another process. Neither end waits for the other, which the connecting one keeps trying."""
+    """A `Transport` to another process. Neither end waits for the other; the connecting end tries again and again."""
 
     def __init__(
         self, address: str, nonce: int | None, *, listens: bool, insecure: bool = False, keys: Keys | None = None
@@ -56,11 +58,13 @@ class ZeroMQTransport(Transport):
         """Raises ConfigError for an `address` that is taken, malformed, or beyond this machine without `keys`."""
         checked, is_local = check_address(address, beyond=insecure or keys is not None, to_bind=listens)
         super().__init__(checked, nonce)
+        self._listens = listens
+        self._route = b""  # the peer's name at the listening end, once it has spoken
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
         self._is_attached = self._is_lost = self._is_closed = False
         self._next_look = self._next_give_way = 0.0  # monotonic seconds
         try:
-            self._socket = _new_socket(checked, is_local=is_local)
+            self._socket = _new_socket(checked, is_local=is_local, listens=listens)
             self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | _REFUSALS)
         except zmq.ZMQError as error:  # there are no descriptors left
             raise ConfigError(f"transport: no link can be made: {error}") from error
@@ -91,6 +95,8 @@ class ZeroMQTransport(Transport):
         """Queue bytes. Raises PeerLostError."""
         if time.monotonic() >= self._next_look:
             self._watch_peer()
+        if self._listens and not self._route:
+            raise PeerLostError("no peer has come")
         if self._is_lost or not self._try_send(frame):
             self._watch_peer()  # it may have gone since
             raise PeerLostError(CLOSED_BY_PEER if self._is_lost else "the peer stopped reading")
@@ -139,8 +145,12 @@ class ZeroMQTransport(Transport):
 
     def _send_now(self, frame: bytes) -> bool:
         try:
+            if self._listens:
+                self._socket.send(self._route, zmq.NOBLOCK | zmq.SNDMORE)
             self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # its queue is full, or it is gone
+                raise
             return False
         return True
 
@@ -148,9 +158,36 @@ class ZeroMQTransport(Transport):
         if not self._has_input():  # a third of the cost of a `recv` that finds nothing
             return None
         try:
-            return self._socket.recv(zmq.NOBLOCK)
+            if not self._listens:
+                return self._socket.recv(zmq.NOBLOCK)
+            if not self._route:
+                return self._take_first()
+            route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:  # it was the key of a peer that has sent a heartbeat and no message yet
             return None
+        if route == self._route:
+            return frame
+        self._turn_away(route, frame)
+        return None
+
+    def _take_first(self) -> bytes:
+        """The first message. Its sender becomes the peer."""
+        route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        self._watch_peer()  # its connection, which is older than what came over it
+        self._route, self._is_attached = route.bytes, True
+        self._peer_fds &= {int(frame.get(zmq.SRCFD))}
+        self._is_lost = not self._peer_fds
+        return frame.bytes
+
+    def _turn_away(self, route: bytes, frame: bytes) -> None:
+        self._watch_peer()
+        if self._is_lost:  # then the next end that listens here serves this one
+            return
+        self.reject("a second peer")
+        if self.answer_to_others is not None:
+            with suppress(zmq.ZMQError):  # it has gone, or does not read
+                answer = wire.encode(self.answer_to_others, wire.nonce_of(frame))
+                self._socket.send_multipart([route, answer], zmq.NOBLOCK)
 
     def _has_input(self) -> bool:
         return bool(zmq.zmq_poll(self._input, 0))
@@ -163,7 +200,7 @@ class ZeroMQTransport(Transport):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             kind, value = int(event["event"]), int(event["value"])
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                # the first one owns the pipe; the event does not say which of the connections it is
+                # the event does not say which of the connections it is
                 self._is_attached, self.refusal = True, None
             elif kind & _REFUSALS:
                 self.reject("a connection that has shown no key, or a wrong one")
@@ -171,14 +208,16 @@ class ZeroMQTransport(Transport):
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._peer_fds.discard(value)
                 self._is_lost = self._is_lost or (self._is_attached and not self._peer_fds)
-            elif not self._is_attached:
+            elif not self._route:
                 self._peer_fds.add(value)
         if self._is_attached and not self._is_lost:
             self._next_look = time.monotonic() + LOOK_SECONDS
 
 
-def _new_socket(address: str, *, is_local: bool) -> zmq.Socket[bytes]:
-    socket = zmq.Context().socket(zmq.PAIR)
+def _new_socket(address: str, *, is_local: bool, listens: bool) -> zmq.Socket[bytes]:
+    socket = zmq.Context().socket(zmq.ROUTER if listens else zmq.DEALER)
+    if listens:
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # or what has no room would be dropped
     socket.set_hwm(MAX_QUEUED_MESSAGES)
     socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.set(zmq.IPV6, int("[" in address))

@@ -60,7 +60,7 @@ class Pair:
         self.formula, self.fan_out, self.distribution, self.rng = formula, fan_out, distribution, rng
         self.prompt = tuple(rng.choices(range(3, tiny.VOCAB), k=rng.randrange(2, 20)))
         rows = 3 if fan_out > 1 else 1
-        opening = Open(1, 1, self.prompt, CAPACITY, "test", 8, 1, (), distribution, fan_out, rows)
+        opening = Open(1, 1, self.prompt, CAPACITY, "test", 8, 1, (), distribution.as_message(), fan_out, rows)
         self.manager = RollbackManager(opening, make())
         self.manager.open()
         self.features = torch.randn(CAPACITY, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16().float()

@@ -17,9 +17,9 @@ from faults.world import MS, World
 from amusd.child import Ended
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Close, DraftHello, Message, Open, TargetHello
-from amusd.runtime.connection import failure_report
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.hello import failure_report
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
 
@@ -187,7 +187,7 @@ class DraftProcess:
             link=link,
             drafters={"test": drafters},
             incarnation=self.incarnation,
-            recorder=Recorder("draft", now_ns=self.world.time_ns),
+            recorder=Recorder("draft", clock=self.world.clock),
             process=self,
         )
 
@@ -236,8 +236,9 @@ class Drafts:
         self._process = None
         return True
 
-    def connect(self, nonce: int) -> End:
+    def connect(self) -> End:
         """To a process that is there as soon as it is asked for."""
+        nonce = self.world.random.getrandbits(64)
         self._process = DraftProcess(self, nonce)
         return self.wires.target_end(nonce, self.passes)
 

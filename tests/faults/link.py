@@ -16,7 +16,6 @@ from faults.world import Side, World
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import DraftHello, Message, TargetHello
-from amusd.protocol.wire import encode
 from amusd.transport.base import Transport
 
 MAX_COPY_MS = 50
@@ -102,7 +101,7 @@ class End(Transport):
     ) -> None:
         super().__init__("memory://", nonce)
         self.nonce = nonce
-        self._side = side
+        self.clock = side
         self._incoming = incoming
         self._outgoing = outgoing
         self._passes = passes
@@ -124,9 +123,6 @@ class End(Transport):
         self._peer_gone = True
         self.on_arrival()
 
-    def send(self, message: Message) -> None:
-        self.send_frame(encode(message, self.nonce, self._side.ns))
-
     def send_frame(self, frame: bytes) -> None:
         self._check_open()
         if self._peer_gone:
@@ -137,7 +133,7 @@ class End(Transport):
         raise NotImplementedError
 
     def receive(self, timeout: float) -> Message | None:
-        deadline_ns = self._side.ns + int(timeout * 1e9) + (LATENCY_NS if timeout > 0 else 0)
+        deadline_ns = self.clock.ns + int(timeout * 1e9) + (LATENCY_NS if timeout > 0 else 0)
         while True:
             self._check_open()
             while self._inbox:
@@ -173,6 +169,7 @@ class AnySession(End):
         if self.begun and len(frame) >= 14:
             self._nonce = struct.unpack_from("<Q", frame, 6)[0]
         message = super().accept(frame)
+        self._nonce = self.nonce
         self.begun |= isinstance(message, (TargetHello, DraftHello))
         return message
 

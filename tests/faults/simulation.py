@@ -135,15 +135,14 @@ class Simulation:
 
     def run(self) -> Report:
         violation = None
-        with self.world.time(self.world.random.getrandbits):
-            try:
-                self._run()
-            except Exception as error:  # noqa: BLE001 - whatever goes wrong, the seed is to be reported
-                violation = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
-                while isinstance(error.__context__, Violation):  # what came first counts
-                    error = error.__context__
-                    violation = str(error)
-                self.world.note(f"violation {violation}")
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the seed is to be reported
+            violation = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            while isinstance(error.__context__, Violation):  # what came first counts
+                error = error.__context__
+                violation = str(error)
+            self.world.note(f"violation {violation}")
         return Report(
             violation=violation, log=self.world.log, counts=self.world.counts, passes_to_accept=self._passes_to_accept
         )
@@ -171,10 +170,11 @@ class Simulation:
 
     def _start(self) -> WatchedTarget:
         source = self.drafts
-        connection = Connection(source=source, startup_timeout_seconds=HANDSHAKE_SECONDS, _is_starting=True)
-        connection.now = lambda: self.world.acting.ns / 1e9
+        connection = Connection(
+            source=source, startup_timeout_seconds=HANDSHAKE_SECONDS, clock=self.world.clock, _is_starting=True
+        )
         connection.await_first("")
-        recorder = Recorder("target", now_ns=self.world.time_ns)
+        recorder = Recorder("target", clock=self.world.clock)
         client = WatchedClient(
             recorder=recorder,
             connection=connection,

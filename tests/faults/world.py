@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import heapq
 import random
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-from unittest.mock import patch
+from collections.abc import Callable
+
+from amusd.clock import Clock
 
 MS = 1_000_000
 
 
-class Side:
+class Side(Clock):
     def __init__(self, world: World, name: str) -> None:
         self._world = world
         self.name = name
@@ -25,6 +22,20 @@ class Side:
     @property
     def ns(self) -> int:
         return self._world.now_ns + self.ahead_ns + self.offset_ns
+
+    def now_ns(self) -> int:
+        return self.ns
+
+
+class ActingClock(Clock):
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now_ns(self) -> int:
+        return self._world.acting.ns
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("no worker sleeps")
 
 
 class World:
@@ -37,6 +48,7 @@ class World:
         self.target = Side(self, "target")
         self.draft = Side(self, "draft")
         self.acting = self.target
+        self.clock = ActingClock(self)
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._num_events = 0
         self._log: list[str] = []
@@ -47,9 +59,6 @@ class World:
     def happened(self, what: str) -> None:
         self.counts[what] += 1
         self.note(what)
-
-    def time_ns(self) -> int:
-        return self.acting.ns
 
     @property
     def log(self) -> str:
@@ -78,24 +87,3 @@ class World:
         self.now_ns = max(self.now_ns, at_ns)
         action()
         return True
-
-    @contextmanager
-    def time(self, nonces: Callable[[int], int]) -> Iterator[None]:
-        """All of amusd lives in this world: it reads no other clock, and draws its nonces from `nonces`."""
-        clock = SimpleNamespace(
-            monotonic=lambda: self.acting.ns / 1e9, monotonic_ns=lambda: self.acting.ns, sleep=_never
-        )
-        modules = [module for name, module in list(sys.modules.items()) if name.startswith("amusd.")]
-        patches = [patch.object(module, "time", clock) for module in modules if vars(module).get("time") is time]
-        patches.append(patch("amusd.runtime.connection.secrets", SimpleNamespace(randbits=nonces)))
-        for each in patches:
-            each.start()
-        try:
-            yield
-        finally:
-            for each in reversed(patches):
-                each.stop()
-
-
-def _never(seconds: float) -> None:
-    raise AssertionError("no worker sleeps")

@@ -15,7 +15,7 @@ from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open, Shutdown, Verdict
 from amusd.transport.base import Transport
-from amusd.transport.factory import connect, meeting_place
+from amusd.transport.factory import connect, link_address
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +41,7 @@ link.close()
 
 @pytest.fixture
 def echo() -> Iterator[subprocess.Popen[bytes]]:
-    with meeting_place(NCCL) as address:
+    with link_address(NCCL) as address:
         process = subprocess.Popen([sys.executable, "-c", ECHO, address], cwd=Path(__file__).parents[2])
         process.address = address  # type: ignore[attr-defined]
         yield process

@@ -34,6 +34,7 @@ from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.patience import MAX_NONSENSE, SILENCES
+from amusd.simulation.clock import WorkerClock
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from tests.launch.test_draft import Server
@@ -72,7 +73,7 @@ class Drafts:
         self.worker = self.its = None
         return True
 
-    def connect(self, _nonce: int) -> Transport | None:
+    def connect(self) -> Transport | None:
         if not self.is_there:
             return None
         self._num_lives += 1
@@ -121,7 +122,7 @@ class Runner:
         self.seconds = 0.0
         settings = {"max_num_seqs": MAX_NUM_SEQS, **settings}
         config = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."), **settings)
-        recorder = Recorder("target", now_ns=lambda: round(self.seconds * 1e9))
+        recorder = Recorder("target", clock=WorkerClock(lambda: round(self.seconds * 1e9)))
         client = DraftClient(recorder, Connection(source=drafts), hello_seconds=0.0)
         self.batch = Batch(client, config, VOCAB_SIZE, capacity, NUM_CANDIDATES)
         self.ids = np.zeros((8, CAPACITY), np.int32)
@@ -229,7 +230,7 @@ def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
 
 def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
     runner = Runner(PROMPTS[0])
-    runner.batch.connection._num_fruitless = 1
+    runner.batch.connection._restarts._num_fruitless = 1
     runner.run()
     assert runner.proposed == [[]]  # the draft has not begun
     runner.drafts.let(9)
@@ -238,7 +239,7 @@ def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
     assert runner.run() == [NUM_CANDIDATES]  # and while it verified them, the draft was not let
     assert runner.batch.counts.accepted == NUM_CANDIDATES
     assert runner.batch.counts.rows_without == 1
-    assert runner.batch.connection._num_fruitless == 0
+    assert runner.batch.connection._restarts._num_fruitless == 0
 
 
 @pytest.mark.parametrize(("rows_per_step", "is_ready"), [(1, False), (VOCAB_SIZE, True)])
@@ -469,8 +470,8 @@ class WaitedFor(Drafts):
 
     runner: Runner
 
-    def connect(self, nonce: int) -> Transport | None:
-        link = super().connect(nonce)
+    def connect(self) -> Transport | None:
+        link = super().connect()
         assert link is not None
         receive = link.receive
 

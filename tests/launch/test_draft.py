@@ -81,15 +81,16 @@ def test_a_draft_serves_target_after_target_whoever_is_killed_and_ends_with_a_si
         killed.kill()
         killed.communicate()
     with server.target("killed draft") as target:
-        busy = run(server.command("run_dir=second", "startup_timeout_seconds=100"), server.folder)
+        second = run(server.command("run_dir=second", "startup_timeout_seconds=600"), server.folder)
         descendants(server.process.pid)[-1].kill()
         target.communicate(timeout=SECONDS)
         assert target.returncode == 0
     result = server.result("killed draft")
     assert tuple(result["token_ids"]) == expected
     assert result["metrics"]["num_draft_tokens"] > 0
-    assert busy.returncode == 0
-    assert tuple(json.loads(busy.stdout)["token_ids"]) == expected
+    line = f"amusd: drafter.address={server.address}: the draft serves another target; it serves one at a time"
+    assert (second.returncode, second.stdout, second.stderr.splitlines()[-1]) == (2, "", line)
+    server.await_line(f"{server.address}: refused: a second peer\n")
     processes = descendants(server.process.pid)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(SECONDS) == 128 + signal.SIGTERM

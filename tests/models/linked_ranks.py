@@ -18,8 +18,8 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 30.0
 
 
-def lead(folder: Path, size: int, backend: Backend = "gloo", meeting: Rendezvous | None = None) -> Leader:
-    return Leader(TransportConfig(), meeting or Rendezvous(str(folder)), size, backend)
+def lead(folder: Path, size: int, backend: Backend = "gloo", rendezvous: Rendezvous | None = None) -> Leader:
+    return Leader(TransportConfig(), rendezvous or Rendezvous(str(folder)), size, backend)
 
 
 def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follower:

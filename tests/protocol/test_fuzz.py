@@ -7,11 +7,10 @@ from msgspec.structs import replace
 from protocol.fuzz import MAX_LENGTH, NONCE, OPENING, PROMPT, TREE_OPENING, VOCAB_SIZE, fuzz
 from protocol.sessions import hash_of
 
-from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
 from amusd.protocol.candidate_tree import MAX_NUMBERS
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate, Open, Verdict
+from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_FAN_OUT, MAX_TOKENS, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 

@@ -114,9 +114,9 @@ def test_a_follower_of_another_version_is_not_waited_for(tmp_path: Path) -> None
 
 
 def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_path: Path) -> None:
-    meeting = Rendezvous(str(tmp_path))
-    meeting.failure = Mock(return_value=RankLostError("killed by signal 9"))  # type: ignore[method-assign]
-    with closing(lead(tmp_path, 2, meeting=meeting)) as leader, pytest.raises(RankLostError, match="by signal 9"):
+    rendezvous = Rendezvous(str(tmp_path))
+    rendezvous.failure = Mock(return_value=RankLostError("killed by signal 9"))  # type: ignore[method-assign]
+    with closing(lead(tmp_path, 2, rendezvous=rendezvous)) as leader, pytest.raises(RankLostError, match="by signal 9"):
         leader.await_followers("cpu", DEADLINE_SECONDS)
 
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from amusd import clock
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import DraftHello, Message, TargetHello
+from amusd.transport import base
 
 
-class Clock:
+class Clock(clock.Clock):
     def __init__(self) -> None:
         self.ns = 0
 
-    def __call__(self) -> int:
+    def now_ns(self) -> int:
         return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_by(seconds)
 
     def pass_by(self, seconds: float) -> None:
         self.ns += round(seconds * 1e9)
 
 
-class Link:
-    address = "nowhere"
-    num_rejected = sent_ns = 0
-    refusal: str | None = None
+class Link(base.Link):
     answers = True
     """Whether it says hello to a target that does."""
 
@@ -30,17 +32,17 @@ class Link:
         self._clock = clock
         self.inbox: list[Message] = []
         self.sent: list[tuple[float, Message]] = []
+        self.peer: Link | None = None
         self.is_lost = self.is_closed = False
 
     def send(self, message: Message) -> None:
         if self.is_lost:
             raise PeerLostError("the link is cut")
         self.sent.append((self._clock.ns / 1e9, message))
+        if self.peer is not None:
+            self.peer.inbox.append(message)
         if isinstance(message, TargetHello) and self.answers:
             self.inbox.append(DraftHello(message.incarnation, "", ("test",), 7))
-
-    def has_room(self, _num_bytes: int) -> bool:
-        return True
 
     def receive(self, timeout: float) -> Message | None:
         if self.is_lost:
@@ -51,9 +53,7 @@ class Link:
         return None
 
     def close(self) -> None:
-        self.is_closed = True
-
-    drop = close
+        self.is_lost = self.is_closed = True
 
     def messages(self, kind: type[Message]) -> list[Any]:
         return [message for _, message in self.sent if isinstance(message, kind)]

@@ -134,8 +134,8 @@ class DraftThreads:
     def start(self) -> bool:
         return not self.lives or not self.lives[-1].thread.is_alive()
 
-    def connect(self, nonce: int) -> Transport:
-        target_end, draft_end = memory_pair(nonce=nonce, **self._delays)
+    def connect(self) -> Transport:
+        target_end, draft_end = memory_pair(**self._delays)
         self.lives.append(DraftThread(self, draft_end))
         return self.wrap(target_end)
 

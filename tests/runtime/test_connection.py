@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import zlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +14,9 @@ from amusd.child import Ended
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
 from amusd.protocol.wire import encode
-from amusd.runtime import connection
-from amusd.runtime.connection import (
-    BACK_OFF_SECONDS,
-    FAREWELL_SECONDS,
-    LOOK_SECONDS,
-    MAX_RESTARTS,
-    Connection,
-    failure_report,
-)
+from amusd.runtime.connection import FAREWELL_SECONDS, LOOK_SECONDS, Connection
+from amusd.runtime.hello import BUSY, failure_report
+from amusd.runtime.patience import BACK_OFF_SECONDS, MAX_RESTARTS, STEADY_SECONDS
 
 TIMEOUT_SECONDS = 10.0
 
@@ -49,7 +42,7 @@ class Source:
         self.num_started += 1
         return True
 
-    def connect(self, _nonce: int) -> Any:
+    def connect(self) -> Any:
         if self.is_deaf:
             return None
         self.links.append(Link(self.clock))
@@ -65,10 +58,9 @@ class Source:
 
 
 class Search:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.clock = Clock()
         self.source = Source(self.clock)
-        monkeypatch.setattr(connection, "time", SimpleNamespace(sleep=self.clock.pass_by))
         self.found = self.new()
         self.found.await_first("")
         self.source.num_started = 0
@@ -77,7 +69,7 @@ class Search:
         return Connection(
             source=self.source,
             startup_timeout_seconds=TIMEOUT_SECONDS,
-            now=lambda: self.clock.ns / 1e9,
+            clock=self.clock,
             _is_starting=True,
         )
 
@@ -97,8 +89,8 @@ class Search:
 
 
 @pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch) -> Search:
-    return Search(monkeypatch)
+def search() -> Search:
+    return Search()
 
 
 def test_a_first_draft_that_is_lost_and_does_not_end_is_waited_for_until_the_start_is_to_be_over(
@@ -132,7 +124,7 @@ def test_a_draft_that_does_not_end_by_itself_is_dropped(search: Search) -> None:
     assert search.source.num_dropped == 1
 
 
-@pytest.mark.parametrize("says", [(), (DraftHello(77, "", (), 1),), (Shutdown(),)])
+@pytest.mark.parametrize("says", [(), (DraftHello(77, "", (), 1),), (Shutdown(),), (BUSY,)])
 def test_a_replacement_that_hangs_before_its_hello_or_says_something_else_is_replaced(
     search: Search, says: tuple[Message, ...]
 ) -> None:
@@ -176,7 +168,7 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
 def test_a_restart_without_descriptors_is_tried_again_until_there_are_some(
     search: Search, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def fail(_nonce: int) -> None:
+    def fail() -> None:
         try:
             raise OSError(number, "Too many open files")
         except OSError as error:
@@ -208,12 +200,16 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
     assert search.found.failure == expected
 
 
-def test_a_draft_whose_candidates_are_accepted_is_worth_as_many_restarts_as_the_first(search: Search) -> None:
+@pytest.mark.parametrize("is_of_use", [True, False])
+def test_a_draft_whose_candidates_are_accepted_or_that_worked_for_long_is_worth_as_many_restarts_as_the_first(
+    search: Search, is_of_use: bool
+) -> None:
     for _ in range(2 * MAX_RESTARTS):
         search.lose()
         assert search.look("there") < BACK_OFF_SECONDS
-        search.found.accepted()
-        search.clock.pass_by(LOOK_SECONDS)
+        if is_of_use:
+            search.found.accepted()
+        search.clock.pass_by(LOOK_SECONDS if is_of_use else STEADY_SECONDS)
     assert search.found.failure is None
 
 
@@ -245,6 +241,7 @@ def test_a_server_that_is_away_is_tried_at_longer_intervals_for_ever_and_counts_
         (failure_report(ConfigError("model /\udcff: no such folder")), ConfigError, r"^model /\?: no such folder$"),
         (failure_report(MemoryError("a bug")), PeerError, r"MemoryError: a bug$"),
         (Failed("Error", "no\n\tspace\x1b[2J\x07left"), PeerError, r"no\n\tspace\?\[2J\?left"),
+        (BUSY, ConfigError, "^drafter.address=memory://: the draft serves another target; it serves one at a time$"),
         (DraftHello(1, "a" * 64, ("eagle",), 7), ConfigError, "^drafter=eagle: its tokenizer differs"),
         (DraftHello(1, "", ("eagle",), 7), ConfigError, "^drafter=ngram: the draft has eagle$"),
     ],
@@ -254,7 +251,7 @@ def test_a_first_draft_that_says_why_it_cannot_serve_is_believed_at_once(
 ) -> None:
     search.source.answers = False
     connect = search.source.connect
-    search.source.connect = lambda nonce: said_by(connect(nonce), said)  # type: ignore[method-assign]
+    search.source.connect = lambda: said_by(connect(), said)  # type: ignore[method-assign]
     with pytest.raises(kind, match=text) as caught:
         search.new().await_first("b" * 64, ["ngram"])
     assert type(caught.value) is kind
@@ -286,6 +283,6 @@ def test_a_peer_of_another_version_is_refused_at_once(search: Search) -> None:
     here, there = memory_pair()
     frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
     there.send_frame(frame + zlib.crc32(frame).to_bytes(4, "little"))
-    search.source.connect = lambda _nonce: here  # type: ignore[method-assign]
+    search.source.connect = lambda: here  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="protocol version 11, this side 12: install one amusd at both ends"):
         search.new().await_first("")

@@ -48,7 +48,7 @@ class Next:
         self._ready_ns = self._clock.ns + round(self.load_seconds * 1e9)
         return True
 
-    def connect(self, _nonce: int) -> Link | None:
+    def connect(self) -> Link | None:
         if self._clock.ns < self._ready_ns:
             return None
         self.link = Link(self._clock)
@@ -73,9 +73,9 @@ class Target:
     def __init__(self, *, round_trip_seconds: float = 0.0) -> None:
         self.clock = Clock()
         self.link, self.next = Link(self.clock), Next(self.clock)
-        recorder = Recorder("target", now_ns=self.clock)
+        recorder = Recorder("target", clock=self.clock)
         source: Any = self.next
-        self.connection = Connection(self.link, 1, source, now=lambda: self.clock.ns / 1e9)
+        self.connection = Connection(self.link, 1, source, clock=self.clock)
         self.client = DraftClient(recorder, self.connection, round_trip_seconds)
         model = SlowModel(VOCAB_SIZE, seed=7, max_length=2000)
         model.clock = self.clock
@@ -198,12 +198,12 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
     for token_id, number in (((right + 1) % VOCAB_SIZE, 0), (right, 1)):
         target = Target()
         target.link.inbox.append(chain(1, PROMPT, (token_id,)))
-        target.connection._num_fruitless = 3
+        target.connection._restarts._num_fruitless = 3
         next(decode(target.worker, *target.request(20)))
-        assert target.connection._num_fruitless == (0 if number else 3)
+        assert target.connection._restarts._num_fruitless == (0 if number else 3)
     target.connection.lose("its process ended")
     target.connection.accepted()
-    assert target.connection._num_fruitless == 1
+    assert target.connection._restarts._num_fruitless == 1
 
 
 def without_waits(target: Target, num_tokens: int) -> TargetSequence:

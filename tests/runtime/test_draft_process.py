@@ -28,15 +28,15 @@ from amusd.engine import Engine
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import DraftHello, TargetHello
 from amusd.protocol.wire import encode
-from amusd.runtime import connection, draft_process, draft_server
-from amusd.runtime.connection import MAX_RESTARTS
+from amusd.runtime import draft_process, draft_server, patience
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_server import DraftServer
 from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.patience import MAX_RESTARTS
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events
 from amusd.transport import factory
-from amusd.transport.factory import meeting_place
+from amusd.transport.factory import link_address
 from tests.warm import Popen
 
 SECONDS = 60.0
@@ -46,6 +46,9 @@ CONFIG = EngineConfig(
     startup_timeout_seconds=3600.0,
 )
 WAITS = DecodingConfig(mode="synchronous", max_silence_seconds=SECONDS)
+
+
+READS = "from multiprocessing.connection import Connection; pipe = Connection(0); pipe.recv_bytes(); pipe.recv_bytes()"
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +61,8 @@ def _table_target(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("child", "end", "num_started"),
     [
-        ("input(); input(); raise SystemExit(3)", "ended with exit code 3; ", 1),
-        ("import os; input(); input(); os.kill(os.getpid(), 9)", "was killed by signal 9; ", MAX_RESTARTS + 1),
+        (f"{READS}; raise SystemExit(3)", "ended with exit code 3; ", 1),
+        (f"{READS}; import os; os.kill(os.getpid(), 9)", "was killed by signal 9; ", MAX_RESTARTS + 1),
     ],
     ids=["exits", "killed"],
 )
@@ -75,7 +78,7 @@ def test_a_target_whose_draft_ends_before_its_hello_starts_alone_and_says_so(
     monkeypatch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", child])
     started = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr("amusd.child.subprocess.Popen", started)
-    monkeypatch.setattr(connection, "BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(patience, "BACK_OFF_SECONDS", 0.01)
     before, others = psutil.Process().num_fds(), psutil.Process().children()
     with Engine.start(CONFIG) as engine:
         *killed, line = caplog.messages
@@ -133,7 +136,7 @@ def test_a_process_that_cannot_be_forked_serves_target_after_target_whatever_one
     monkeypatch.setattr(draft_server, "listen", listen)
     frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
     of_another_version = frame + zlib.crc32(frame).to_bytes(4, "little")
-    with meeting_place(CONFIG.transport) as address, ThreadPoolExecutor(1) as pool:
+    with link_address(CONFIG.transport) as address, ThreadPoolExecutor(1) as pool:
         serving = pool.submit(DraftServer(CONFIG, address, is_own=False).run)
         for number in (1, 2, 3):
             while (target := factory.connect(CONFIG.transport, address, number)) is None:
@@ -236,7 +239,7 @@ def test_a_drafter_that_always_raises_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
-    monkeypatch.setattr(connection, "BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(patience, "BACK_OFF_SECONDS", 0.01)
     (tmp_path / "own.py").write_text(OWN)
     config = replace(CONFIG, drafters=(DrafterConfig(kind="custom", factory=f"{tmp_path}/own.py:make"),))
     schedule = DecodingConfig(mode="asynchronous", policy="chain")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,9 +16,10 @@ from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
 from runtime.table_tree import TableTreeDrafter, spread
 
+from amusd.config.decoding import MAX_BIASES
 from amusd.policies.estimates import VerdictClock
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Refused, Shutdown, Verdict
+from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Refused, Sampling, Shutdown, Verdict
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
 
 PROMPT = (3, 1, 4)
@@ -51,7 +53,7 @@ class Draft:
             drafter.clock, drafter.seconds = self.clock, step_seconds
             return drafter
 
-        self.recorder = KeepingRecorder("draft", now_ns=self.clock)
+        self.recorder = KeepingRecorder("draft", clock=self.clock)
         tree = lambda: TableTreeDrafter(places=spread(1))  # noqa: E731
         drafters = [tree() if opening.get("fan_out") else make() for _ in range(max_num_seqs)]
         self.worker = DraftWorker(self.link, {"test": drafters}, 1, self.recorder)  # type: ignore[arg-type]
@@ -132,6 +134,22 @@ def test_a_sequence_that_was_refused_is_closed_with_counts_of_nothing() -> None:
     draft = Draft()
     draft.say(Close(2))
     assert draft.link.messages(Refused) == [Refused(2)]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=-1.0),
+        Sampling(temperature=math.nan),
+        Sampling(acceptance="luck"),
+        Sampling(acceptance="matching"),
+        Sampling(logit_bias=((0, 0.0),) * (MAX_BIASES + 1)),
+    ],
+)
+def test_a_distribution_that_no_user_could_ask_for_is_refused(sampling: Sampling) -> None:
+    draft = Draft(num_open=0)
+    draft.say(replace(draft.opening(1), sampling=sampling))
+    assert draft.link.messages(Refused) == [Refused(1)]
 
 
 def test_only_the_newest_of_several_verdicts_is_followed() -> None:

@@ -6,25 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
-from amusd.protocol.messages import Message
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction
+from amusd.simulation.clock import Direction, VirtualTime
 from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.simulator import ScriptedModel
 from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Transport
 
 NEVER = 10**9
 
@@ -43,18 +40,13 @@ class ReadyAt(Policy):
 
 def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     """When the first pass of each sequence begins."""
-    clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
+    clock = VirtualTime(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Duration.of_ms(1.0)}, draft_token=Duration.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, width=8, has_draft=True)
     events: list[Event] = []
-    recorder = Recorder("target", now_ns=lambda: clock.target_ns)
+    recorder = Recorder("target", clock=clock.target_clock)
     recorder.listeners = (events.append,)
-
-    def send(message: Message) -> None:
-        clock.to_draft.send(clock.target_ns, message)
-
-    link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
-    client = DraftClient(recorder, Connection(link, 1))
+    client = DraftClient(recorder, Connection(clock.target_link, 1))
     worker = TargetWorker(cast("ModelRunner", model), recorder, client, len(times_ns))
     for time_ns in times_ns:
         policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)

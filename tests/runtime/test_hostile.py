@@ -72,7 +72,7 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
             clock.pass_by(0.005)
             return Progress(1, 0, 0, 0, 0, 1)
 
-    client = DraftClient(Recorder("target", now_ns=clock), Connection(Flood(clock), 1))
+    client = DraftClient(Recorder("target", clock=clock), Connection(Flood(clock), 1))
     sequence: Any = Mock(at_draft=None, max_silence_seconds=1.0)
     client._sequences[1] = sequence
     client.drain()

@@ -141,7 +141,9 @@ class Experiment:
         session.attach(1)
         sampler = RatioTest(distribution, SamplingState(VOCAB_SIZE), PROMPT)
         length = 8 if self.asynchronous else self.num_speculative_tokens
-        manager = RollbackManager(Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution), drafter)
+        manager = RollbackManager(
+            Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution.as_message()), drafter
+        )
         manager.open()
         candidates: deque[bytes] = deque()
         verdicts: deque[bytes] = deque()

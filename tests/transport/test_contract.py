@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from strategies import EXAMPLES
-from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill
+from transport.links import DEADLINE, LINKS, NONCE, VIRTUAL_LINKS, Pair, expect, fill
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Failed, Features, Open, Shutdown, Verdict
@@ -17,17 +17,18 @@ from amusd.transport import torch_distributed, zeromq
 from amusd.transport.base import Transport
 
 NUM_MESSAGES = 300
+every_link = pytest.mark.parametrize("link", [*LINKS, *VIRTUAL_LINKS], indirect=True)
 
 
 @pytest.fixture(params=LINKS)
-def link(request: pytest.FixtureRequest) -> Iterator[Link]:
-    link = LINKS[request.param]()
+def link(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    link = (LINKS | VIRTUAL_LINKS)[request.param]()
     yield link
     link.close()
 
 
 @pytest.fixture
-def ends(link: Link) -> tuple[Transport, Transport]:
+def ends(link: Pair) -> tuple[Transport, Transport]:
     ends = link.listen(), link.connect()  # the draft's end, which takes the nonce that comes first, and the target's
     for receiver, sender in (ends, ends[::-1]):
         sender.send(Shutdown())
@@ -69,6 +70,7 @@ def test_many_messages_each_way_at_once_arrive_in_order(ends: tuple[Transport, T
         assert draft.result(DEADLINE) == verdicts
 
 
+@every_link
 def test_every_kind_of_message_arrives_equal_in_both_directions(ends: tuple[Transport, Transport]) -> None:
     prompt = Open(1, 1, tuple(range(100_000)), 200_000, "embedded", 16, 1)
     for sender, receiver in (ends, ends[::-1]):
@@ -91,6 +93,7 @@ def test_what_has_room_never_counts_as_too_much(ends: tuple[Transport, Transport
         assert [expect(receiver) for _ in range(number + 1)] == [*[message] * number, Shutdown()]
 
 
+@pytest.mark.parametrize("link", [*LINKS, "of the fault simulation", "clocked"], indirect=True)
 def test_close_may_be_repeated_and_ends_every_use(ends: tuple[Transport, Transport]) -> None:
     for end in ends:
         end.close()
@@ -119,7 +122,8 @@ def test_everything_sent_before_a_close_is_handed_over_before_the_peer_counts_as
             stayer.send(Shutdown())
 
 
-def test_what_the_connecting_end_sends_at_once_arrives_in_order(link: Link) -> None:
+@every_link
+def test_what_the_connecting_end_sends_at_once_arrives_in_order(link: Pair) -> None:
     first = link.listen()
     assert first.receive(0.0) is None
     second = link.connect()

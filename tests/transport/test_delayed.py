@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
+from runtime.clocked import Clock
 
 from amusd.protocol.messages import Shutdown
 from amusd.protocol.wire import encode
-from amusd.transport import base
 from amusd.transport.base import Transport
 
 DELAY_SECONDS = 0.2
 
 
 class Link(Transport):
-    now = 5.0
+    delay_seconds = DELAY_SECONDS
     arrives_at = 0.0
 
     def send_frame(self, frame: bytes) -> None:
         raise NotImplementedError
 
     def receive_frame(self, timeout: float) -> bytes | None:
-        if self.arrives_at > self.now + timeout:
-            self.now += timeout
+        now = self.clock.now()
+        self.clock.sleep(min(timeout, max(0.0, self.arrives_at - now)))
+        if self.arrives_at > now + timeout:
             return None
-        self.now = max(self.now, self.arrives_at)
         return encode(Shutdown(), 0, 5_000_000_000)
 
     def close(self) -> None:
         raise NotImplementedError
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
 
 @pytest.mark.parametrize("arrives_in", [0.0, 0.003, 0.15, 0.3])
-def test_a_message_comes_when_it_is_due_and_not_before(monkeypatch: pytest.MonkeyPatch, arrives_in: float) -> None:
+def test_a_message_comes_when_it_is_due_and_not_before(arrives_in: float) -> None:
     link = Link("memory://", 0)
-    link.delay_seconds, link.arrives_at = DELAY_SECONDS, link.now + arrives_in
-    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: link.now, sleep=link.sleep))
+    link.clock = clock = Clock()
+    clock.sleep(5.0)
+    link.arrives_at = 5.0 + arrives_in
     assert link.receive(0.0) is None
     assert link.receive(20.0) == Shutdown()
-    assert link.now == pytest.approx(5 + max(DELAY_SECONDS, arrives_in))
+    assert clock.now() == pytest.approx(5 + max(DELAY_SECONDS, arrives_in))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transport.links import DEADLINE, PROCESS_LINKS, VERDICT, Link, expect
+from transport.links import DEADLINE, PROCESS_LINKS, VERDICT, Pair, expect
 
 from amusd.errors import PeerLostError
 from tests.warm import Popen
@@ -43,7 +43,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def link(name: str) -> Iterator[Link]:
+def link(name: str) -> Iterator[Pair]:
     link = PROCESS_LINKS[name]()
     yield link
     link.close()
@@ -53,7 +53,7 @@ def echo(*arguments: str) -> subprocess.Popen[Any]:
     return Popen([sys.executable, "-c", ECHO, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: str) -> None:
+def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Pair, name: str) -> None:
     end = link.listen()
     with echo(name, end.address) as process, ThreadPoolExecutor(1) as threads:
         try:
@@ -72,7 +72,7 @@ def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: st
             process.kill()
 
 
-def test_the_death_of_the_listening_process_is_noticed_too(link: Link, name: str) -> None:
+def test_the_death_of_the_listening_process_is_noticed_too(link: Pair, name: str) -> None:
     with echo(name) as process:
         end = link.connect(process.stdout.readline().strip())
         end.send(VERDICT)

@@ -20,7 +20,7 @@ from transport.links import NONCE, VERDICT, expect
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Verdict
-from amusd.transport.factory import connect, listen, meeting_place
+from amusd.transport.factory import connect, link_address, listen
 from amusd.transport.shared_memory import SharedMemoryTransport
 from tests.warm import Popen
 
@@ -127,11 +127,11 @@ def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delattr(missing)
-    with meeting_place(TransportConfig()) as address:
+    with link_address(TransportConfig()) as address:
         listen(TransportConfig(), address).close()
     with (
         pytest.raises(ConfigError, match=r"^transport=shared_memory: .*use transport=zeromq") as caught,
-        meeting_place(TransportConfig(kind="shared_memory")),
+        link_address(TransportConfig(kind="shared_memory")),
     ):
         pass
     assert "\n" not in str(caught.value)
@@ -142,7 +142,7 @@ def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
 @pytest.mark.parametrize("kind", ["shared_memory", "zeromq"])
 def test_a_link_that_cannot_be_made_for_lack_of_descriptors_is_one_line(kind: Any, make: Any) -> None:
     config = TransportConfig(kind=kind)
-    with meeting_place(config) as address:
+    with link_address(config) as address:
         listen(config, address).close()  # what is opened once is open now
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import zmq
 from transport.links import DEADLINE, NONCE, VERDICT, expect, fill
 
 from amusd.errors import ConfigError, PeerLostError
-from amusd.protocol.messages import Shutdown
+from amusd.protocol.messages import Failed
 from amusd.protocol.wire import MAX_FRAME_BYTES, encode
 from amusd.transport import zeromq
 from amusd.transport.zeromq import ZeroMQTransport
@@ -37,7 +38,7 @@ def other(listener: ZeroMQTransport) -> Iterator[ZeroMQTransport]:
 
 @pytest.fixture
 def stranger() -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         yield socket
 
@@ -54,20 +55,33 @@ def test_a_link_of_no_more_use_is_left_at_once(
         expect(other)
 
 
-def test_a_stranger_beside_the_peer_is_not_read_and_its_leaving_ends_nothing(
-    listener: ZeroMQTransport, other: ZeroMQTransport, stranger: zmq.Socket[bytes]
-) -> None:
-    monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    stranger.connect(listener.address)
-    assert monitor.poll(DEADLINE * 1000)
-    stranger.send(encode(Shutdown(), NONCE))
-    stranger.disable_monitor()
-    monitor.close()
-    stranger.close()
-    assert listener.receive(0.3) is None
-    other.send(VERDICT)
-    assert expect(listener) == VERDICT
-    assert listener.num_rejected == 0
+def test_a_second_peer_is_told_so_and_disturbs_nothing(listener: ZeroMQTransport, other: ZeroMQTransport) -> None:
+    listener.answer_to_others = Failed("PeerError", "taken")
+    with closing(ZeroMQTransport(listener.address, NONCE ^ 1, listens=False)) as second:
+        second.send(VERDICT)
+        other.send(VERDICT)
+        assert expect(listener) == VERDICT
+        while listener.num_rejected == 0:
+            assert listener.receive(0.01) is None
+        assert expect(second) == Failed("PeerError", "taken")
+    for sender, receiver in ((other, listener), (listener, other)):
+        sender.send(VERDICT)
+        assert expect(receiver) == VERDICT
+    other.close()
+    with pytest.raises(PeerLostError):
+        listener.receive(DEADLINE)
+
+
+def test_who_comes_first_and_says_nothing_takes_nobody_s_place(listener: ZeroMQTransport) -> None:
+    silent, talking = (ZeroMQTransport(listener.address, NONCE, listens=False) for _ in range(2))
+    with closing(silent):
+        while not silent._is_attached:
+            assert silent.receive(0.01) is None
+        talking.send(VERDICT)
+        assert expect(listener) == VERDICT
+        talking.close()
+        with pytest.raises(PeerLostError):
+            listener.receive(DEADLINE)
 
 
 def test_a_frame_over_the_limit_ends_the_link_alone(listener: ZeroMQTransport, stranger: zmq.Socket[bytes]) -> None:

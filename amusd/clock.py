@@ -1,0 +1,24 @@
+"""The clock of workers, connections and links: the machine's, unless a test or simulation passes another."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """Monotonic time, the same in all processes of a machine. Another clock overrides `now_ns` and `sleep`."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since an arbitrary moment."""
+        return time.monotonic_ns()
+
+    def now(self) -> float:
+        """The same in seconds."""
+        return self.now_ns() / 1e9
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for so many seconds."""
+        time.sleep(seconds)
+
+
+MONOTONIC = Clock()
