@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, NamedTuple, get_args
@@ -116,14 +116,14 @@ def _categories_table(rows: Sequence[Row]) -> str:
     return rows_table([row for _, row in shown], hidden, [{"category": name} for name, _ in shown]) if shown else ""
 
 
-def summary_of(rows: Sequence[Row], config: RunConfig, environment: Mapping[str, Any]) -> dict[str, Any]:
+def summary_of(rows: Sequence[Row], config: RunConfig, environment: Row | None) -> dict[str, Any]:
     """A row of `experiments/machines`: the fastest of each mode, one answer at a time, in tokens per second.
 
-    Empty unless all modes were compared.
+    Empty unless all modes were compared, and the environment is known.
     """
     alone = sorted((row for row in rows if row["batch_size"] == 1), key=itemgetter("tokens_per_second"))
     best = {row["mode"]: row for row in alone}
-    if len(best) < len(get_args(Mode)):
+    if environment is None or len(best) < len(get_args(Mode)):
         return {}
     speeds = {mode: best[mode]["tokens_per_second"] for mode in get_args(Mode)}
     engine, own, cpu = config.engine_for("compare"), best["asynchronous"], environment["cpu"]
