@@ -105,7 +105,7 @@ def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
     A device that is missing or full is a `ConfigError` meanwhile. `config`: None for a model without layers.
     """
     if config is not None:
-        check_supported(config, options.max_model_len, options.ranks.size)
+        check_supported(config, options.ranks.size)
         if options.dtype == INT8 and not isinstance(config, ModelConfig):
             raise ConfigError("dtype=int8: transformers computes this model, which has no int8 products")
         if options.model_impl == "transformers" and isinstance(config, ModelConfig):

@@ -18,8 +18,7 @@ PLAIN = "amusd"
 """Key in a `config.json` that states all of `ModelConfig`, beside a tokenizer that needs no transformers either."""
 
 _ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
-_STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
-_WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_STATELESS_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"})
 
 
 class ModelConfig(SimpleNamespace):
@@ -89,9 +88,9 @@ def _check(stock: Any) -> None:
         raise ValueError(f"rope_parameters has rope_type={kind}; allowed: {', '.join(_ROPE_TYPES)}")
 
 
-def check_supported(config: Any, max_model_len: int, num_ranks: int = 1) -> None:
+def check_supported(config: Any, num_ranks: int = 1) -> None:
     """Raise `ConfigError`, naming type and reason, for a model that this package, or so many ranks, cannot run."""
-    for reason in _reasons(config, max_model_len):
+    for reason in _reasons(config):
         owner = getattr(config, "owner", f"model type '{config.model_type}'")
         raise ConfigError(f"{owner} is not supported: {reason}")
     is_lean = isinstance(config, ModelConfig)
@@ -120,21 +119,13 @@ def position_limit(config: Any, max_model_len: int) -> int:
     return min(limit for limit in (max_model_len, longest, *limits) if limit)
 
 
-def _reasons(config: Any, max_model_len: int) -> Iterator[str]:
+def _reasons(config: Any) -> Iterator[str]:
     text = config.get_text_config(decoder=True)
     if not isinstance(config, ModelConfig):
         yield from _stock_reasons(config, text)
     layer_types = set(getattr(text, "layer_types", None) or ())
-    for layer_type in sorted(layer_types - _STATELESS_LAYERS - _WINDOW_OF_LAYER.keys()):
+    for layer_type in sorted(layer_types - _STATELESS_LAYERS):
         yield f"the state of its {layer_type} layers cannot be rolled back to an earlier token"
-    for layer_type, attribute in _WINDOW_OF_LAYER.items():
-        window = getattr(text, attribute, None)
-        used = layer_type in layer_types or not layer_types
-        if used and window is not None and window < max_model_len:
-            yield (
-                f"its {attribute} of {window} tokens overwrites what a rollback needs beyond that length; "
-                f"max_model_len={max_model_len} must be at most {window}"
-            )
 
 
 def _stock_reasons(config: Any, text: Any) -> list[str]:

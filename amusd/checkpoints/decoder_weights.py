@@ -14,6 +14,7 @@ from amusd.checkpoints.checkpoint import CONFIG
 from amusd.checkpoints.configuration import ModelConfig
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
+from amusd.models.attention import Window
 from amusd.models.decoder import Decoder, Layer, Norm, norm_on_cpu
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import add_and_norm
@@ -143,7 +144,15 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
         dim=dim,
         epsilon=epsilon,
         ranks=options.ranks,
+        window=_window(index, config),
     )
+
+
+def _window(index: int, config: ModelConfig) -> Window | None:
+    layer_types = getattr(config, "layer_types", None)
+    is_used = config.model_type == "mistral" if layer_types is None else layer_types[index] == "sliding_attention"
+    size = getattr(config, "sliding_window", None)
+    return Window(size) if is_used and size is not None else None
 
 
 def load_linear(weights: Weights, options: LoadOptions, *, copy: bool = True) -> Linear:

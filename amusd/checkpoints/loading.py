@@ -172,7 +172,7 @@ def check_target(config: EngineConfig) -> None:
     """Raise as `load_target` if the target or its ranks cannot run, before reading weights."""
     settings = target_settings(config)
     with one_line_errors(config.target.model or DESCRIPTION):
-        check_supported(settings, config.max_model_len, config.target_tensor_parallel_size)
+        check_supported(settings, config.target_tensor_parallel_size)
 
 
 def target_settings(config: EngineConfig) -> Any:

@@ -68,8 +68,8 @@ class HuggingFaceNetwork(Network):
         )
         if self.taps is not None:
             self.taps.write({layer: output.hidden_states[layer][0] for layer in self.taps.layers}, memory)
-        logits: Tensor = output.logits[0] if with_logits else output.last_hidden_state[0, :0]
-        return logits
+        rows: Tensor = output[0][0]
+        return rows if with_logits else rows[:0]
 
 
 class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped here
@@ -83,6 +83,14 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
         """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim]."""
         keys, values = self._memory.update(keys[0], values[0], layer)
         return keys.unsqueeze(0), values.unsqueeze(0)
+
+    def get_query_offset(self, *_args: Any) -> int:
+        """0: `attention` knows the positions of the pass, and masks are made of windows alone."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, *_args: Any) -> tuple[int, int]:
+        """See `get_query_offset`."""
+        return query_length, 0
 
 
 def _freeze_frequencies(model: Any) -> None:

@@ -88,7 +88,7 @@ class EagerPasses:
             rows.write(self._inputs, first)
             own = range(first, computed if is_alone else end)
             count = self._row_counts.of_attention(len(own), rows.cache) if is_padded else len(own)
-            parts.append(Part(own, self._visible(rows, count), rows.cache.first))
+            parts.append(Part(own, self._seen(rows, count), rows.cache.first))
         self._inputs[:, num_rows:computed] = PADDING_ID  # at position 0
         slots, parents = self._tensors[SLOT], self._tensors[PARENT]
         memory.slots_of_pass, memory.parents_of_pass = slots[:num_rows], parents[:computed]
@@ -99,8 +99,8 @@ class EagerPasses:
         attention = cpu_attention(parts, computed)
         return self._network(token_ids, positions, attention, memory, with_logits=with_logits)[:num_rows]
 
-    def _visible(self, rows: Rows, count: int) -> Tensor:
-        """[count, keys] bool: what each row of one sequence sees."""
+    def _seen(self, rows: Rows, count: int) -> Tensor:
+        """`Part.seen` [count, keys] of one sequence."""
         cache, paths, numerics = rows.cache, rows.paths, self._numerics
         start = cache.length
         if paths is None:
@@ -108,4 +108,4 @@ class EagerPasses:
         keys = numerics.num_keys(len(paths.prefix), 1)  # `fixed`: a function of the position alone
         if keys < paths.num_keys:
             keys = min(-(-paths.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
-        return torch.from_numpy(paths.visible(keys, count))
+        return torch.from_numpy(paths.seen(keys, count))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,4 +66,4 @@ class PassInputs:
         positions = self.sent_rows[POSITION, places].view(sequences, -1)
         row_paths = self.sent_rows[PATH, : positions.numel()].view(positions.shape)
         lengths, branches = self.sent_sequences[LENGTH, :sequences], self._sent_paths[:sequences]
-        return partial(attend_by_table, table, lengths, branches, row_paths, positions)
+        return attend_by_table(table, lengths, branches, row_paths, positions)
