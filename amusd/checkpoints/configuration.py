@@ -139,7 +139,6 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
     reasons = {
         "it is no causal language model": config.is_encoder_decoder or model_class is None,
         "its recurrent state cannot be rolled back to an earlier token": getattr(model_class, "_is_stateful", False),
-        "its layers share keys and values": has("num_kv_shared_layers") or has("kv_sharing_modes"),
         "its sparse attention keeps an index that cannot be rolled back": has("index_topk"),
         "its attention is not plain causal attention": has("alibi") or not getattr(text, "is_causal", True),
         "its attention cannot be replaced": not getattr(model_class, "_supports_attention_backend", False),

@@ -41,7 +41,6 @@ def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("MambaConfig", {}, "recurrent state"),
-    ("MistralConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
     ("T5Config", {}, "no causal language model"),
 ]
 
