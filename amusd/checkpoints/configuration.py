@@ -129,7 +129,7 @@ def _reasons(config: Any) -> Iterator[str]:
 
 
 def _stock_reasons(config: Any, text: Any) -> list[str]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
 
@@ -140,7 +140,11 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         "it is no causal language model": config.is_encoder_decoder or model_class is None,
         "its recurrent state cannot be rolled back to an earlier token": getattr(model_class, "_is_stateful", False),
         "its sparse attention keeps an index that cannot be rolled back": has("index_topk"),
-        "its attention is not plain causal attention": has("alibi") or not getattr(text, "is_causal", True),
+        "its sparse attention chooses keys by their content": has("keep_window_size"),
+        "it is an encoder": type(config) in MODEL_FOR_MASKED_LM_MAPPING,
+        "its attention is not plain causal attention": has("alibi")
+        or not getattr(text, "is_causal", True)
+        or getattr(text, "use_bidirectional_attention", None) in (True, "all"),
         "its attention cannot be replaced": not getattr(model_class, "_supports_attention_backend", False),
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -21,7 +21,7 @@ from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, refuse_unread
 from amusd.checkpoints.configuration import quantization_of
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
 from amusd.errors import ConfigError
-from amusd.models.attention import Attention, register_attention
+from amusd.models.attention import Attention, attention_of_pass, register_attention
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.network import Network
@@ -57,10 +57,10 @@ class HuggingFaceNetwork(Network):
     ) -> Tensor:
         """See `Network`."""
         module = self._model if with_logits else self._model.base_model
+        attention_of_pass.set(attention)
         output = module(
             input_ids=token_ids.unsqueeze(0),
             attention_mask=None,
-            attention=attention,
             position_ids=positions.unsqueeze(0),
             past_key_values=_MemoryAsCache(memory),
             use_cache=True,

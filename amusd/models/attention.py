@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -60,6 +61,9 @@ class AttentionInputs(NamedTuple):
 
 Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
 """Attends to the slots that each row of one pass sees: [rows, heads, dim], in the dtype of the keys or a finer one."""
+
+attention_of_pass: ContextVar[Attention] = ContextVar("attention_of_pass")
+"""That of the running pass, for `attend`: some models of transformers hand nothing on to their layers."""
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
@@ -181,19 +185,17 @@ def attend(
     dropout: float = 0.0,  # noqa: ARG001 - inference only
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    *,
-    attention: Attention,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [1, heads, rows, dim] over [1, key_heads, slots, dim]; returns [1, rows, heads, dim of a value].
 
-    transformers passes on `attention` and the window, as `attention_mask`; `softcap` and `s_aux` are its own names.
+    `attention_mask`: of `window_of_mask`; `softcap` and `s_aux` are transformers' own names, too.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
     if missing := key.shape[3] - value_dim:  # latent attention
         key, value = key.contiguous(), F.pad(value, (0, missing))
     query = query[0].transpose(0, 1)
-    output = attention(AttentionInputs(query, key[0], value[0], scaling, softcap, s_aux, attention_mask))
+    output = attention_of_pass.get()(AttentionInputs(query, key[0], value[0], scaling, softcap, s_aux, attention_mask))
     output = output[..., :value_dim]
     return output.to(query.dtype).contiguous().unsqueeze(0), None  # some models view it

@@ -56,6 +56,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": VOCAB,
     },
+    "NemotronConfig": _SIZES,
     "Olmo3Config": {**_SIZES, **_WINDOWS},
     "MinistralConfig": {**_SIZES, **_WINDOWS, "head_dim": 16},
     "Llama4TextConfig": {
