@@ -18,7 +18,8 @@ PLAIN = "amusd"
 """Key in a `config.json` that states all of `ModelConfig`, beside a tokenizer that needs no transformers either."""
 
 _ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
-_STATELESS_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"})
+_WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp", *_WINDOW_OF_LAYER})
 
 
 class ModelConfig(SimpleNamespace):
@@ -98,6 +99,14 @@ def check_supported(config: Any, num_ranks: int = 1) -> None:
     if num_ranks > most:
         reason = "each rank needs a key head" if is_lean else "ranks share amusd's decoder, not transformers' code"
         raise ConfigError(f"target_tensor_parallel_size={num_ranks}: {reason}; allowed: 1 to {most}")
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """The tokens that each layer sees, its window; None: all."""
+    text = config.get_text_config(decoder=True)
+    usual = "full_attention" if text.model_type == "llama" else "sliding_attention"
+    layer_types = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
+    return [getattr(text, _WINDOW_OF_LAYER.get(layer_type, ""), None) for layer_type in layer_types]
 
 
 def position_limit(config: Any, max_model_len: int) -> int:

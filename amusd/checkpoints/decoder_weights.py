@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from amusd.checkpoints.checkpoint import CONFIG
-from amusd.checkpoints.configuration import ModelConfig
+from amusd.checkpoints.configuration import ModelConfig, layer_windows
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
 from amusd.models.attention import Window
@@ -119,7 +119,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
 
 
 def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions) -> Layer:
-    dim, epsilon = config.head_dim, config.rms_norm_eps
+    dim, epsilon, size = config.head_dim, config.rms_norm_eps, layer_windows(config)[index]
     queries, keys = _heads(config, options.ranks)
     query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
     gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
@@ -144,15 +144,8 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
         dim=dim,
         epsilon=epsilon,
         ranks=options.ranks,
-        window=_window(index, config),
+        window=None if size is None else Window(size),
     )
-
-
-def _window(index: int, config: ModelConfig) -> Window | None:
-    layer_types = getattr(config, "layer_types", None)
-    is_used = config.model_type == "mistral" if layer_types is None else layer_types[index] == "sliding_attention"
-    size = getattr(config, "sliding_window", None)
-    return Window(size) if is_used and size is not None else None
 
 
 def load_linear(weights: Weights, options: LoadOptions, *, copy: bool = True) -> Linear:

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import torch
 
 from amusd.checkpoints.building import device_errors
-from amusd.checkpoints.loading import check_target, describe_drafter, describe_target, load_target
+from amusd.checkpoints.configuration import layer_windows
+from amusd.checkpoints.loading import check_target, describe_drafter, describe_target, load_target, target_settings
 from amusd.checkpoints.timed_dtype import settle_dtype
 from amusd.checkpoints.tokenizer import user_turn
 from amusd.commands.bench import beside, measure_links, one_pass, time_in_turns
@@ -131,6 +132,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
         yield _memory(config, device, own)
         for each in own if device != "cpu" else ():
             yield f"passes {device}", True, find_way(each, each.new_cache(min(each.max_length, 100)))
+    yield from _windows(config, model)
     prompt = tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
     yield _exactness(config, model, prompt)
     yield _neighbour(config, model, prompt)
@@ -141,6 +143,17 @@ def _memory(config: EngineConfig, device: str, models: Sequence[ModelRunner]) ->
     caches = sum(cache_bytes(model, config.max_num_seqs) for model in models)
     text = f"a pass reads {weights / 1e6:.0f} MB, caches (max_num_seqs) take {caches / 1e6:.0f} of {free / 1e6:.0f} MB"
     return f"memory {device}", caches <= free, text
+
+
+def _windows(config: EngineConfig, model: ModelRunner) -> Iterator[Finding]:
+    """What it costs that caches keep all positions, for a target whose layers see the last ones."""
+    windows, length = layer_windows(target_settings(config)), model.max_length
+    unseen = [max(0, length - (window or length)) for window in windows]
+    if any(unseen):
+        seen, share = length - max(unseen), sum(unseen) / (len(windows) * length)
+        text = f"{sum(map(bool, unseen))} of {len(windows)} layers see {seen} of {length} tokens; caches keep all"
+        megabytes = share * cache_bytes(model, config.max_num_seqs) / 1e6
+        yield "windows", None, f"{text}, about {megabytes:.0f} MB more than these layers need"
 
 
 def _exactness(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Finding:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from models import tiny
 
-from amusd.commands.doctor import _findings, _guard, _links, _models
+from amusd.checkpoints.loading import load_target
+from amusd.commands.doctor import _findings, _guard, _links, _models, _windows
 from amusd.commands.other_worker import LONG, measure_one_way
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
@@ -63,6 +64,22 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     assert width != "fixed" or exactness[1].startswith(f"{counted_rows[1]} of {counted_rows[1]} ")
     monkeypatch.setattr("amusd.commands.doctor.free_bytes", lambda _device: 1_000)
     assert looked_at(config)["memory cpu"][0] is False
+
+
+def test_it_says_what_the_positions_outside_of_windows_cost(tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    config = tiny.tiny_config("MinistralConfig", vocab_size=len(tokenizer), sliding_window=64)
+    tiny.save_checkpoint(tmp_path, config, tokenizer)
+    engine = EngineConfig(
+        target=TargetConfig(kind="hf", model=str(tmp_path)),
+        max_model_len=256,
+        max_num_seqs=500,
+        verify_width="bucketed",
+    )
+    megabytes = round(500 * 192 * 2 * 2 * 16 * 4 / 1e6)  # tokens of one layer; keys and values; heads; float32
+    [finding] = _windows(engine, load_target(engine, "cpu")[0])
+    need = f"about {megabytes} MB more than these layers need"
+    assert finding == ("windows", None, f"1 of 2 layers see 64 of 256 tokens; caches keep all, {need}")
 
 
 def test_a_wrong_drafter_is_told_before_the_targets_weights_are_read(tmp_path: Path) -> None:
