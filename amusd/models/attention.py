@@ -162,13 +162,13 @@ def register_attention() -> str:
 
 
 def window_of_mask(
-    *, config: Any, local_size: int | None = None, use_vmap: bool = False, **_named: Any
+    *, config: Any, local_size: int | None = None, use_vmap: bool = False, **named: Any
 ) -> Window | None:
     """What transformers' models hand to a layer in the place of a mask: its window.
 
     Raises `ConfigError` for a mask that is not causal. The names are transformers' own.
     """
-    if use_vmap:
+    if use_vmap or "allow_is_bidirectional_skip" in named:
         raise ConfigError("the mask of its attention is not causal")
     if local_size is None:
         return None

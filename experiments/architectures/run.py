@@ -53,7 +53,7 @@ SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("num_key_value_heads", "num_global_key_value_heads", "num_kv_heads"), 2),
     **dict.fromkeys(("head_dim", "global_head_dim", "kv_channels", "attention_head_dim"), 16),
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "layer_types": None, "mlp_layer_types": None, "is_decoder": True,
+    "layer_types": None, "mlp_layer_types": None,
 }  # fmt: skip
 _PAIRS = ["sliding_attention", "full_attention"] * 2
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 2}
@@ -99,6 +99,8 @@ def main() -> int:
         if not arguments.names or name in arguments.names:
             table[name] = outcome(config_class)
             print(f"{name:<24} {table[name]}", flush=True)
+    for what in sorted(set(table.values())):
+        print(f"| {what} | {', '.join(name for name in table if table[name] == what)} |")
     if arguments.out is not None:
         document = {"transformers": transformers.__version__, "torch": torch.__version__, "outcomes": table}
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
