@@ -72,14 +72,12 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "kimi_linear": {"num_attention_heads": 2, "num_key_value_heads": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
-    "nemotron_h": {
-        "layers_block_type": ["mamba", "attention", "mamba", "moe"],
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 16,
-    },
+    "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1},
     "qwen3_5_text": _HYBRID,
     "qwen3_5_moe_text": _HYBRID,
     "qwen3_next": _HYBRID,
+    "zamba": {"num_hidden_layers": 12, "mamba_dt_rank": 4},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, **_MAMBA},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What a type needs besides, or in the place of, `SIZES`."""
@@ -132,6 +130,8 @@ def tiny_config(config_class: Any) -> Any:
     fixed = {name for name in dir(config_class) if isinstance(getattr(config_class, name), property)}
     settable = {name for name in known if config_class.attribute_map.get(name, name) not in fixed}
     sizes = {name: value for name, value in SIZES.items() if name in settable}
+    if "layer_types" in config_class.attribute_map:  # made of other settings
+        sizes.pop("layer_types", None)
     if "kv_lora_rank" in sizes:  # every head has keys of its own, whose size is a sum
         sizes |= {"num_key_value_heads": 4}
         sizes.pop("head_dim", None)
