@@ -53,9 +53,8 @@ def attend_rows(
     padded_dim = triton.next_power_of_2(dim)
     if padded_dim * keys.element_size() >= _MOST_BYTES:
         where = table, lengths, branches, row_paths, positions
-        return ordinary._init_fn(  # noqa: SLF001 - no public name
-            query, keys, values, *where, scaling, softcap, sinks, firsts
-        )
+        more = scaling, softcap, sinks, firsts
+        return ordinary._init_fn(query, keys, values, *where, *more)  # noqa: SLF001 - no public name
     size, tile_rows = tile_of(heads // key_heads)
     tiles, splits = triton.cdiv(rows, tile_rows), num_splits(table.shape[1])
     programs = min(splits, triton.cdiv(NUM_PROGRAMS, tiles * key_heads * seqs))

@@ -111,11 +111,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a window is a position too wide": ("else self.size - 1)", "else self.size)"),
         "a chunk is taken for a window": ('is_chunk=local_size != getattr(config, "sliding_window", None)', ""),
     },
-    ("amusd/models/row_attention.py", "tests/models/test_row_attention.py"): {
+    ("amusd/models/row_attention.py", "tests/models/test_decoder.py"): {
         "rows see before their windows": ("if firsts is not None:\n        seen", "if False:\n        seen"),
-    },
-    ("amusd/models/row_attention_triton.py", "tests/models/test_row_attention.py"): {
-        "rows see before their windows in a tile": ("in_reach & (wanted[None, :] >= first[:, None])", "in_reach"),
     },
     ("amusd/models/decoder.py", "tests/models/test_sharding.py"): {
         "features of rows that other ranks add up": (
