@@ -11,14 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
+from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.errors import ConfigError
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 PLAIN = "amusd"
 """Key in a `config.json` that states all of `ModelConfig`, beside a tokenizer that needs no transformers either."""
 
 _ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 _STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
@@ -99,6 +100,13 @@ def check_supported(config: Any, max_model_len: int, num_ranks: int = 1) -> None
     if num_ranks > most:
         reason = "each rank needs a key head" if is_lean else "ranks share amusd's decoder, not transformers' code"
         raise ConfigError(f"target_tensor_parallel_size={num_ranks}: {reason}; allowed: 1 to {most}")
+
+
+def why_bits_vary(config: Any) -> str | None:
+    """What makes the bits of a row depend on its pass even if it is padded; None: nothing in the configuration."""
+    text = config.get_text_config(decoder=True)
+    has_experts = any((getattr(text, name, None) or 0) > 1 for name in _NUM_EXPERTS)
+    return "the target is a mixture of experts" if has_experts else None
 
 
 def position_limit(config: Any, max_model_len: int) -> int:

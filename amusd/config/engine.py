@@ -207,8 +207,11 @@ class EngineKeys(Settings):
     target: TargetConfig = field(default_factory=TargetConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    verify_width: Literal["bucketed", "fixed"] = "fixed"
-    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can change the numbers."""
+    verify_width: Literal["auto", "bucketed", "fixed"] = "auto"
+    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can change the numbers.
+
+    `auto`: `fixed` where that holds, else `bucketed` (a mixture of experts, recurrent states).
+    """
     max_model_len: Length = 2048
     """Longest sequence, prompt included; the model's own limit still holds."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
