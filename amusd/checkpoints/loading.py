@@ -61,6 +61,7 @@ def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tupl
         model_impl=config.target.model_impl,
         capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.captures),
         ranks=ranks,
+        state_bytes=state_bytes(config),
     )
     if config.hardware.synthetic is not None:
         model = load_synthetic(config.hardware.synthetic, options)
@@ -80,6 +81,11 @@ def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tupl
 def is_fixed(config: EngineConfig) -> bool:
     """Whether the target's passes are padded to one width."""
     return config.verify_width == "fixed" or (config.verify_width == "auto" and why_bits_vary(config) is None)
+
+
+def state_bytes(config: EngineConfig) -> int:
+    """Most memory for the states of one model that are kept for prompts which begin alike."""
+    return config.prefix_states_mb * 1_000_000 if config.prefix_caching else 0
 
 
 def describe_target(config: EngineConfig, device: str) -> str:
@@ -155,6 +161,7 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
         device=device,
         capture=capture,
         tokens_per_step=1 if capture is None else TOKENS_PER_REPLAY,
+        state_bytes=state_bytes(engine),
     )
 
 

@@ -32,7 +32,7 @@ def why_bits_vary(config: EngineKeys) -> str | None:
     model = config.target.model
     if model is None or config.hardware.synthetic is not None:
         return None
-    with suppress(OSError, ValueError, AttributeError):  # what is wrong with it is said below
+    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # what is wrong with it is said below
         if json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES:
             return None
     from amusd.checkpoints import configuration  # which imports torch

@@ -132,6 +132,8 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
     for device, own in models.items():
         yield _memory(config, device, own)
         for each in own if device != "cpu" else ():
+            if each.captured_on is None:
+                continue
             yield f"passes {device}", True, find_way(each, each.new_cache(min(each.max_length, 100)))
     prompt = tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
     yield _exactness(config, model, prompt)
@@ -157,13 +159,13 @@ def _passes(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> 
     passes = {str(rows): one_pass(model, prompt, rows) for rows in (1, 2, config.max_verify_width)}
     with beside(config) as busy:
         alone, slowed = time_in_turns(passes, nullcontext, busy)
-    text = f"a pass takes {', '.join(f'{ms:.1f} ms with {rows} rows' for rows, ms in alone.items())}"
-    if alone["2"] <= _COSTLY * alone["1"]:
-        yield "rows", True, text
-    else:
-        yield "rows", None, f"{text}: two rows take {alone['2'] / alone['1']:.1f} times one, so wrong candidates cost"
+    text = f"a pass of {', '.join(alone)} rows takes {', '.join(f'{ms:.1f}' for ms in alone.values())} ms"
+    share, cost = alone["2"] / alone["1"], ""
+    if share > _COSTLY:
+        cost = f": two rows take {share:.1f} times one, so wrong candidates cost"
+    yield "rows", None if cost else True, text + cost
     text = f"a pass takes {alone['1']:.1f} ms, and {slowed['1']:.1f} while the draft's device computes"
-    if slowed["1"] < _NOTICEABLE * alone["1"]:
-        yield "neighbour", True, f"{text}: running ahead costs the target little"
-    else:
-        yield "neighbour", None, f"{text}: running ahead gains less, by up to {slowed['1'] / alone['1']:.2f} times"
+    cost, share = "running ahead costs the target little", slowed["1"] / alone["1"]
+    if share >= _NOTICEABLE:
+        cost = f"running ahead gains less, by up to {share:.2f} times"
+    yield "neighbour", None if share >= _NOTICEABLE else True, f"{text}: {cost}"

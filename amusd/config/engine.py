@@ -218,6 +218,8 @@ class EngineKeys(Settings):
     """Answers computed at a time; each has room for `max_model_len` tokens."""
     prefix_caching: bool = True
     """A prompt that begins like one answered before computes only the rest; `compare` always computes all."""
+    prefix_states_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 1024
+    """Recurrent layers: memory of a model for states at the ends of prompts and of their chunks."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: Count = 1
