@@ -22,7 +22,7 @@ from typing_extensions import Self, Unpack
 from amusd.answer import Answer, Generation
 from amusd.answer.scheduler import Scheduler
 from amusd.checkpoints.detokenizer import IncrementalDecoder
-from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.checkpoints.settled import settle
 from amusd.checkpoints.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
@@ -110,7 +110,7 @@ class Engine:
                 others.callback(drafts.stop)
             if meeting is not None:
                 others.callback(meeting.stop)
-            config = settle_dtype(config, device_of(config, "target"))
+            config = settle(config, device_of(config, "target"))
             worker, tokenizer = connect_target(config, drafts, recorder, others, meeting=meeting)
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, meeting, others.pop_all())

@@ -49,6 +49,11 @@ def load_model(
     if isinstance(config, ModelConfig):
         return model
     with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+        if model.network.is_recurrent:
+            from amusd.checkpoints.transformers_models import quiet_transformers, settle_layers
+
+            with quiet_transformers():  # its fallbacks would say that they are slow
+                settle_layers(path, model)
         found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
     if options.numerics.fixed and any(found):
         line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"

@@ -84,7 +84,7 @@ class ChainText:
             self._sampler.see(self.token_ids)
             words = self._sampler.rows(start, token_ids, num_steps=steps)
             wanted = SamplerRows(self._sampler.sampler, words)
-        return Rows(token_ids, self._cache, wanted)
+        return Rows(token_ids, self._cache, wanted, num_final=self._base - start)
 
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
         """Append the tokens that a pass over `rows` chose, which are returned; none if not finite.

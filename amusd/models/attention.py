@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -129,6 +129,17 @@ def causal_attention(start: int, rows: int, first: int = 0) -> Attention:
         return output[0].transpose(0, 1)
 
     return attend_causally
+
+
+def attend_to_chains(chains: Sequence[tuple[int, int, int]]) -> Attention:
+    """Causal attention of several sequences' last rows, each by `causal_attention(start, rows, first)`."""
+    each, sizes = [causal_attention(*chain) for chain in chains], [rows for _, rows, _ in chains]
+
+    def attend_each(layer: AttentionInputs) -> Tensor:
+        queries = torch.split(layer.query, sizes)
+        return torch.cat([own(layer._replace(query=query)) for own, query in zip(each, queries, strict=True)])
+
+    return attend_each
 
 
 def attend_by_table(

@@ -91,6 +91,10 @@ class Rows:
     """None: the most likely tokens."""
     parents: Sequence[int] | None = None
     """[rows - 1] for paths: the row before each but the first."""
+    num_again: int = 0
+    """First rows whose tokens the cache held before, and which have no logits in the output."""
+    num_final: int = 1
+    """First rows that no rollback drops; negative: so many tokens before them may be dropped."""
     paths: Paths | None = None
     """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
 

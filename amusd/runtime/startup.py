@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import torch
 
 from amusd.checkpoints.building import device_errors
-from amusd.checkpoints.loading import check_target, load_target
+from amusd.checkpoints.loading import check_target, is_fixed, load_target
 from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError, first_line
@@ -83,7 +83,7 @@ def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[Mo
         use_huge_pages()
     if leader is not None:
         leader.await_followers(device, config.startup_timeout_seconds)
-    if device == "cpu" and config.verify_width == "fixed" and config.max_verify_width > _MANY_ROWS:
+    if device == "cpu" and is_fixed(config) and config.max_verify_width > _MANY_ROWS:
         logger.info(
             f"each target pass computes max_verify_width={config.max_verify_width} rows, which is slow on a CPU"
         )
@@ -98,7 +98,8 @@ def cache_bytes(model: ModelRunner, max_num_seqs: int) -> int:
     cache = model.new_cache(1)
     memory = cache.memory
     model.prefill((0,), cache)  # keys and values are allocated by the first pass, which knows their shapes
-    return max_num_seqs * model.max_length * memory.nbytes // memory.num_slots
+    states = 0 if cache.history is None else 2 * cache.history.state_bytes
+    return max_num_seqs * (states + model.max_length * memory.nbytes // memory.num_slots)
 
 
 def run_follower(config: EngineConfig, rank: int, meeting: Rendezvous) -> None:

@@ -10,7 +10,7 @@ import pytest
 from models import tiny
 
 from amusd.checkpoints.loading import load_target
-from amusd.commands.doctor import _findings, _guard, _links, _models, _windows
+from amusd.commands.doctor import _findings, _guard, _links, _models, _passes, _windows
 from amusd.commands.other_worker import LONG, measure_one_way
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
@@ -49,7 +49,8 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     monkeypatch.setattr(ModelRunner, "new_caches", counted)
     found = looked_at(config)
     assert numbers == {1, 5}, "the size of caches, and what the engine has: a GPU computes rows for all of them"
-    exactness, neighbour = found.pop("exactness"), found.pop("neighbour")
+    exactness, rows, neighbour = (found.pop(name) for name in ("exactness", "rows", "neighbour"))
+    assert re.match(r"a pass of 1, 2, 8 rows takes [\d.]+, [\d.]+, [\d.]+ ms", rows[1])
     said = r"a pass takes [\d.]+ ms, and [\d.]+ while the draft's device computes: running ahead (costs|gains) .*"
     assert re.fullmatch(said, neighbour[1])
     assert all(ok for ok, _ in found.values()), found
@@ -80,6 +81,18 @@ def test_it_says_what_the_positions_outside_of_windows_cost(tmp_path: Path) -> N
     [finding] = _windows(engine, load_target(engine, "cpu")[0])
     need = f"about {megabytes} MB more than these layers need"
     assert finding == ("windows", None, f"1 of 2 layers see 64 of 256 tokens; caches keep all, {need}")
+
+
+@pytest.mark.parametrize(
+    ("two_ms", "said"), [(1.3, None), (1.4, "two rows take 1.4 times one, so wrong candidates cost")]
+)
+def test_rows_that_cost_time_are_told(two_ms: float, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"1": 1.0, "2": two_ms, "8": 5.0}
+    monkeypatch.setattr("amusd.commands.doctor.one_pass", lambda *_: None)
+    monkeypatch.setattr("amusd.commands.doctor.time_in_turns", lambda *_: [times, times])
+    (_, ok, text), _ = _passes(EngineConfig(), None, ())  # type: ignore[arg-type]
+    assert text.endswith(said or " 5.0 ms")
+    assert ok is (True if said is None else None)
 
 
 def test_a_wrong_drafter_is_told_before_the_targets_weights_are_read(tmp_path: Path) -> None:
