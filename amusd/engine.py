@@ -21,7 +21,7 @@ from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation, Scheduler
 from amusd.checkpoints.detokenizer import IncrementalDecoder
-from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.checkpoints.settled import settle
 from amusd.checkpoints.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
@@ -104,7 +104,7 @@ class Engine:
                 others.callback(drafts.stop)
             if rendezvous is not None:
                 others.callback(rendezvous.stop)
-            config = settle_dtype(config, device_of(config, "target"))
+            config = settle(config, device_of(config, "target"))
             worker, tokenizer = connect_target(config, drafts, recorder, others, rendezvous=rendezvous)
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, rendezvous, others.pop_all())

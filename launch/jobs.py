@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.checkpoints.settled import settle
 from amusd.commands import COMMANDS, run_command
 from amusd.commands.job import Job
 from amusd.config import HIDDEN, EngineConfig, RunConfig
@@ -113,7 +113,7 @@ class Jobs:
         if command.computes and command.has_result:  # which names the dtype
             engine = config.engine_for(self._command)
             check_workers(engine)
-            config = settle_dtype(config, device_of(engine, "target"))
+            config = settle(config, device_of(engine, "target"))
         if self._command == "serve":
             config = with_api_key(config)
         if number is not None:

@@ -25,6 +25,8 @@ _ODD = 0x9E3779B97F4A7C15
 class TableCache:
     """The prefix itself, as one running hash per position. Stands for a `KVCache`."""
 
+    history = None
+
     def __init__(self, capacity: int, seed: int, spare: int = 0) -> None:
         self.capacity = capacity
         self.length = 0

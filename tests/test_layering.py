@@ -100,9 +100,9 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
 
 
 READ_A_DTYPE = (
-    "import launch.jobs; from amusd.config import EngineConfig; from amusd.checkpoints import timed_dtype; "
+    "import launch.jobs; from amusd.config import EngineConfig; from amusd.checkpoints import settled, timed_dtype; "
     "timed_dtype._kept_in = lambda _: 'bfloat16'; "
-    "assert timed_dtype.settle_dtype(EngineConfig(), 'cpu').target.dtype == 'bfloat16'"
+    "assert settled.settle(EngineConfig(), 'cpu').target.dtype == 'bfloat16'"
 )
 ANSWER = (
     "from amusd import Engine, SamplingParams; engine = Engine.launch(drafter='ngram'); "

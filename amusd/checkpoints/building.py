@@ -49,6 +49,11 @@ def load_model(
     if isinstance(config, ModelConfig):
         return model
     with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+        if model.network.is_recurrent:
+            from amusd.checkpoints.transformers_models import quiet_transformers, settle_layers
+
+            with quiet_transformers():  # its fallbacks would say that they are slow
+                settle_layers(path, model)
         found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
     if options.numerics.fixed and any(found):
         line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
@@ -105,7 +110,7 @@ def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
     A device that is missing or full is a `ConfigError` meanwhile. `config`: None for a model without layers.
     """
     if config is not None:
-        check_supported(config, options.max_model_len, options.ranks.size)
+        check_supported(config, options.ranks.size)
         if options.dtype == INT8 and not isinstance(config, ModelConfig):
             raise ConfigError("dtype=int8: transformers computes this model, which has no int8 products")
         if options.model_impl == "transformers" and isinstance(config, ModelConfig):

@@ -11,15 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
+from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.errors import ConfigError
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 PLAIN = "amusd"
 """Key in a `config.json` that states all of `ModelConfig`, beside a tokenizer that needs no transformers either."""
 
 _ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
-_STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
+_RECURRENT_LAYERS = frozenset({"conv", "hybrid", "linear_attention"})
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp", *_WINDOW_OF_LAYER})
 
 
 class ModelConfig(SimpleNamespace):
@@ -89,9 +91,9 @@ def _check(stock: Any) -> None:
         raise ValueError(f"rope_parameters has rope_type={kind}; allowed: {', '.join(_ROPE_TYPES)}")
 
 
-def check_supported(config: Any, max_model_len: int, num_ranks: int = 1) -> None:
+def check_supported(config: Any, num_ranks: int = 1) -> None:
     """Raise `ConfigError`, naming type and reason, for a model that this package, or so many ranks, cannot run."""
-    for reason in _reasons(config, max_model_len):
+    for reason in _reasons(config):
         owner = getattr(config, "owner", f"model type '{config.model_type}'")
         raise ConfigError(f"{owner} is not supported: {reason}")
     is_lean = isinstance(config, ModelConfig)
@@ -99,6 +101,34 @@ def check_supported(config: Any, max_model_len: int, num_ranks: int = 1) -> None
     if num_ranks > most:
         reason = "each rank needs a key head" if is_lean else "ranks share amusd's decoder, not transformers' code"
         raise ConfigError(f"target_tensor_parallel_size={num_ranks}: {reason}; allowed: 1 to {most}")
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """The tokens that each layer sees, its window; None: all."""
+    text = config.get_text_config(decoder=True)
+    usual = "full_attention" if text.model_type == "llama" else "sliding_attention"
+    layer_types = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
+    return [getattr(text, _WINDOW_OF_LAYER.get(layer_type, ""), None) for layer_type in layer_types]
+
+
+def why_bits_vary(config: Any) -> str | None:
+    """What makes the bits of a row depend on its pass even if it is padded; None: nothing in the configuration."""
+    text = config.get_text_config(decoder=True)
+    has_experts = any((getattr(text, name, None) or 0) > 1 for name in _NUM_EXPERTS)
+    if is_recurrent(config):
+        return "the target has recurrent states"
+    return "the target is a mixture of experts" if has_experts else None
+
+
+def is_recurrent(config: Any) -> bool:
+    """Whether layers keep a state beside keys and values."""
+    if isinstance(config, ModelConfig):
+        return False
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    layer_types = getattr(config.get_text_config(decoder=True), "layer_types", None) or ()
+    is_stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
+    return is_stateful or not _RECURRENT_LAYERS.isdisjoint(layer_types)
 
 
 def position_limit(config: Any, max_model_len: int) -> int:
@@ -120,38 +150,38 @@ def position_limit(config: Any, max_model_len: int) -> int:
     return min(limit for limit in (max_model_len, longest, *limits) if limit)
 
 
-def _reasons(config: Any, max_model_len: int) -> Iterator[str]:
+def _reasons(config: Any) -> Iterator[str]:
     text = config.get_text_config(decoder=True)
     if not isinstance(config, ModelConfig):
         yield from _stock_reasons(config, text)
     layer_types = set(getattr(text, "layer_types", None) or ())
-    for layer_type in sorted(layer_types - _STATELESS_LAYERS - _WINDOW_OF_LAYER.keys()):
+    for layer_type in sorted(layer_types - _STATELESS_LAYERS - _RECURRENT_LAYERS):
         yield f"the state of its {layer_type} layers cannot be rolled back to an earlier token"
-    for layer_type, attribute in _WINDOW_OF_LAYER.items():
-        window = getattr(text, attribute, None)
-        used = layer_type in layer_types or not layer_types
-        if used and window is not None and window < max_model_len:
-            yield (
-                f"its {attribute} of {window} tokens overwrites what a rollback needs beyond that length; "
-                f"max_model_len={max_model_len} must be at most {window}"
-            )
 
 
 def _stock_reasons(config: Any, text: Any) -> list[str]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+    from amusd.checkpoints.recurrent_layers import has_recurrent_layers
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
 
     def has(name: str) -> bool:
         return bool(getattr(text, name, None))
 
+    can_resume = is_recurrent(config) and model_class is not None and has_recurrent_layers(model_class)
+    # Of recurrent models many deny it and let it be done, which is found at load.
+    can_replace = can_resume or getattr(model_class, "_supports_attention_backend", False)
     reasons = {
         "it is no causal language model": config.is_encoder_decoder or model_class is None,
-        "its recurrent state cannot be rolled back to an earlier token": getattr(model_class, "_is_stateful", False),
-        "its layers share keys and values": has("num_kv_shared_layers") or has("kv_sharing_modes"),
+        "its recurrent state cannot be rolled back to an earlier token": is_recurrent(config) and not can_resume,
         "its sparse attention keeps an index that cannot be rolled back": has("index_topk"),
-        "its attention is not plain causal attention": has("alibi") or not getattr(text, "is_causal", True),
-        "its attention cannot be replaced": not getattr(model_class, "_supports_attention_backend", False),
+        "its sparse attention chooses keys by their content": has("keep_window_size"),
+        "it is an encoder": type(config) in MODEL_FOR_MASKED_LM_MAPPING,
+        "its attention is not plain causal attention": has("alibi")
+        or not getattr(text, "is_causal", True)
+        or getattr(text, "use_bidirectional_attention", None) in (True, "all"),
+        "its attention cannot be replaced": not can_replace,
     }
     return [reason for reason, holds in reasons.items() if holds]
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from amusd.checkpoints.checkpoint import CONFIG
-from amusd.checkpoints.configuration import ModelConfig
+from amusd.checkpoints.configuration import ModelConfig, layer_windows
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
+from amusd.models.attention import Window
 from amusd.models.decoder import Decoder, Layer, Norm, norm_on_cpu
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import add_and_norm
@@ -118,7 +119,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
 
 
 def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions) -> Layer:
-    dim, epsilon = config.head_dim, config.rms_norm_eps
+    dim, epsilon, size = config.head_dim, config.rms_norm_eps, layer_windows(config)[index]
     queries, keys = _heads(config, options.ranks)
     query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
     gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
@@ -143,6 +144,7 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
         dim=dim,
         epsilon=epsilon,
         ranks=options.ranks,
+        window=None if size is None else Window(size),
     )
 
 

@@ -37,8 +37,9 @@ from amusd.checkpoints.checkpoint import (
     open_checkpoint,
     read_json,
 )
-from amusd.checkpoints.configuration import MODEL_TYPES, ModelConfig, as_own, load_config
+from amusd.checkpoints.configuration import ModelConfig, as_own, load_config
 from amusd.checkpoints.decoder_weights import fit_weights, weight_shapes
+from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.checkpoints.tokenizer import load_tokenizer, read_fingerprint
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +26,7 @@ from amusd.checkpoints.checkpoint import one_line_errors
 from amusd.checkpoints.decoder_weights import load_decoder, load_linear, load_norm
 from amusd.checkpoints.draft_layouts import DFLASH, MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.errors import ConfigError
-from amusd.models.attention import Attention, attend_masked
+from amusd.models.attention import Attention, AttentionInputs, attend_masked
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
@@ -178,13 +177,19 @@ class DFlashState:
         if not bool(seen.any()):
             return torch.empty(0, model.vocab_size)
         rows = model.block_size
-        visible = torch.cat((seen, torch.ones(rows, dtype=torch.bool))).expand(rows, -1)
+        visible = send(torch.cat((seen, torch.ones(rows, dtype=torch.bool))).expand(rows, -1), model.device)
         tokens = torch.full((rows,), model.mask_token_id)
         tokens[0] = token_id
         with torch.inference_mode():
-            attention = partial(attend_masked, visible=send(visible, model.device))
             positions = self._lay_out(position, rows)
-            logits = model.network(send(tokens, model.device), positions, attention, self._memory, with_logits=True)
+            slots = torch.arange(position + rows, device=model.device)
+
+            def attend_block(layer: AttentionInputs) -> Tensor:
+                if layer.window is None:
+                    return attend_masked(layer, visible)
+                return attend_masked(layer, visible & (slots >= layer.window.first(positions).unsqueeze(1)))
+
+            logits = model.network(send(tokens, model.device), positions, attend_block, self._memory, with_logits=True)
         self._known[position : position + rows] = False  # overwritten
         return logits[model.num_skipped :]
 

@@ -15,6 +15,7 @@ from amusd.checkpoints.draft_layouts import read_published
 from amusd.checkpoints.draft_networks import BlockModel, load_published
 from amusd.checkpoints.embedded_draft import load_embedded_draft
 from amusd.checkpoints.embedded_target import DESCRIPTION, embedded_target_path
+from amusd.checkpoints.settled import why_bits_vary
 from amusd.checkpoints.synthetic import SHAPES, SyntheticTokenizer, load_synthetic, smaller
 from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from amusd.checkpoints.vocabulary import SharedVocabulary, share_ids, share_vocabulary
@@ -53,13 +54,14 @@ def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tupl
     """
     start = time.monotonic()
     options = LoadOptions(
-        numerics=Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed"),
+        numerics=Numerics.for_device(device, width=config.max_verify_width, fixed=is_fixed(config)),
         max_model_len=config.max_model_len,
         dtype=target_dtype(config, device),
         device=device,
         model_impl=config.target.model_impl,
         capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.captures),
         ranks=ranks,
+        state_bytes=state_bytes(config),
     )
     if config.hardware.synthetic is not None:
         model = load_synthetic(config.hardware.synthetic, options)
@@ -74,6 +76,16 @@ def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tupl
             logger.info(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
     logger.info(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
     return model, tokenizer
+
+
+def is_fixed(config: EngineConfig) -> bool:
+    """Whether the target's passes are padded to one width."""
+    return config.verify_width == "fixed" or (config.verify_width == "auto" and why_bits_vary(config) is None)
+
+
+def state_bytes(config: EngineConfig) -> int:
+    """Most memory for the states of one model that are kept for prompts which begin alike."""
+    return config.prefix_states_mb * 1_000_000 if config.prefix_caching else 0
 
 
 def describe_target(config: EngineConfig, device: str) -> str:
@@ -149,6 +161,7 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
         device=device,
         capture=capture,
         tokens_per_step=1 if capture is None else TOKENS_PER_REPLAY,
+        state_bytes=state_bytes(engine),
     )
 
 
@@ -172,7 +185,7 @@ def check_target(config: EngineConfig) -> None:
     """Raise as `load_target` if the target or its ranks cannot run, before reading weights."""
     settings = target_settings(config)
     with one_line_errors(config.target.model or DESCRIPTION):
-        check_supported(settings, config.max_model_len, config.target_tensor_parallel_size)
+        check_supported(settings, config.target_tensor_parallel_size)
 
 
 def target_settings(config: EngineConfig) -> Any:

@@ -19,13 +19,24 @@ from transformers.utils import is_accelerate_available, logging
 
 from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, refuse_unread
 from amusd.checkpoints.configuration import quantization_of
+from amusd.checkpoints.recurrent_layers import RecurrentLayers
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
 from amusd.errors import ConfigError
-from amusd.models.attention import Attention, register_attention
+from amusd.logs import logger
+from amusd.models.attention import (
+    Attention,
+    AttentionInputs,
+    attention_of_pass,
+    causal_attention,
+    register_attention,
+)
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.network import Network
+from amusd.models.recurrent import StateHistory
 from amusd.runner.load_options import LoadOptions, loaded_dtype
+from amusd.runner.model_runner import ModelRunner
+from amusd.runner.self_test import measure_width_invariance
 
 _AS_IT_IS: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
@@ -50,6 +61,8 @@ class HuggingFaceNetwork(Network):
         self.weight_bytes = sum(int(tensor.nbytes) for tensor in tensors)
         if head.weight is not embedding:
             self.weight_bytes -= int(embedding.nbytes)
+        self.recurrent = RecurrentLayers(model)
+        self.is_recurrent = bool(self.recurrent.layers)
         self.taps = FeatureTaps(options.features, self.device, model.dtype) if options.features else None
 
     def __call__(
@@ -57,10 +70,11 @@ class HuggingFaceNetwork(Network):
     ) -> Tensor:
         """See `Network`."""
         module = self._model if with_logits else self._model.base_model
+        attention_of_pass.set(attention)
+        self.recurrent.begin(is_prompt=not with_logits)
         output = module(
             input_ids=token_ids.unsqueeze(0),
             attention_mask=None,
-            attention=attention,
             position_ids=positions.unsqueeze(0),
             past_key_values=_MemoryAsCache(memory),
             use_cache=True,
@@ -68,8 +82,8 @@ class HuggingFaceNetwork(Network):
         )
         if self.taps is not None:
             self.taps.write({layer: output.hidden_states[layer][0] for layer in self.taps.layers}, memory)
-        logits: Tensor = output.logits[0] if with_logits else output.last_hidden_state[0, :0]
-        return logits
+        rows: Tensor = output[0][0]
+        return rows if with_logits else rows[:0]
 
 
 class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped here
@@ -77,12 +91,20 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
 
     def __init__(self, memory: KVMemory) -> None:
         super().__init__(layers=[])
-        self._memory = memory
+        self._memory, self.parts = memory, memory.state_parts
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim]."""
         keys, values = self._memory.update(keys[0], values[0], layer)
         return keys.unsqueeze(0), values.unsqueeze(0)
+
+    def get_query_offset(self, *_args: Any) -> int:
+        """0: `attention` knows the positions of the pass, and masks are made of windows alone."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, *_args: Any) -> tuple[int, int]:
+        """See `get_query_offset`."""
+        return query_length, 0
 
 
 def _freeze_frequencies(model: Any) -> None:
@@ -146,6 +168,34 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
     if shared is not None:
         adopt_into(model, shared)
     return model
+
+
+def settle_layers(path: str | Path, model: ModelRunner) -> None:
+    """Have the layers take one token at a time where several behind a state come out otherwise, and say so.
+
+    Raises `ConfigError` for a model whose states or whose attention cannot be handled.
+    """
+    network, calls, one = model.network, list[AttentionInputs](), causal_attention(0, 1)
+    assert isinstance(network, HuggingFaceNetwork)
+    memory, first = KVMemory(1, network.cache_dtype), torch.zeros(1, dtype=torch.int64, device=model.device)
+    memory.slots_of_pass, memory.state_parts = range(1), [StateHistory([], 0).begin(0, (0,), 1)]
+
+    def counted(layer: AttentionInputs) -> Tensor:
+        calls.append(layer)
+        return one(layer)
+
+    with torch.inference_mode():
+        logits = network(first, first, counted, memory, with_logits=True)
+    if len(calls) != memory.num_layers:
+        raise ConfigError(f"model {path}: not supported: its attention cannot be replaced")
+    limit = float(logits.float().std()) * max(1e-3, 32 * torch.finfo(logits.dtype).eps)
+    for network.recurrent.most_rows in (None, 1):
+        if max(measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))) <= limit:
+            break
+    else:
+        raise ConfigError(f"model {path}: not supported: its recurrent state cannot be rolled back")
+    if network.recurrent.most_rows:
+        logger.info("model %s: its recurrent layers take one token at a time, as they compute several wrongly", path)
 
 
 def adopt_into(model: Any, shared: SharedVocabulary) -> None:

@@ -12,8 +12,9 @@ from typing import TypeAlias
 import torch
 
 from amusd.checkpoints.building import device_errors
-from amusd.checkpoints.loading import check_target, describe_drafter, describe_target, load_target
-from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.checkpoints.configuration import layer_windows
+from amusd.checkpoints.loading import check_target, describe_drafter, describe_target, load_target, target_settings
+from amusd.checkpoints.settled import settle
 from amusd.checkpoints.tokenizer import user_turn
 from amusd.commands.bench import beside, measure_links, one_pass, time_in_turns
 from amusd.commands.job import Job
@@ -33,6 +34,8 @@ SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, an
 _MARKS = {True: "ok", False: "FAIL", None: ""}
 _NOTICEABLE = 1.1
 """Slow-down of a pass that a finding warns of."""
+_COSTLY = 1.3
+"""The same for a second row."""
 
 Finding: TypeAlias = tuple[str, bool | None, str]
 """One line of the report: its name, whether all is well (None: neither good nor bad), and its text."""
@@ -116,7 +119,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
         return
     torch.set_num_threads(config.hardware.num_threads)
     device = claim_device(config, "target")
-    config = settle_dtype(config, device)
+    config = settle(config, device)
     drafters = load_drafters(config, of_draft)  # first: a wrong one is told before the target's weights are read
     model, tokenizer = load_target(config, device)
     yield "target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}"
@@ -129,10 +132,13 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
     for device, own in models.items():
         yield _memory(config, device, own)
         for each in own if device != "cpu" else ():
+            if each.capture is None:
+                continue
             yield f"passes {device}", True, find_way(each, each.new_cache(min(each.max_length, 100)))
+    yield from _windows(config, model)
     prompt = tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
     yield _exactness(config, model, prompt)
-    yield _neighbour(config, model, prompt)
+    yield from _passes(config, model, prompt)
 
 
 def _memory(config: EngineConfig, device: str, models: Sequence[ModelRunner]) -> Finding:
@@ -142,6 +148,17 @@ def _memory(config: EngineConfig, device: str, models: Sequence[ModelRunner]) ->
     return f"memory {device}", caches <= free, text
 
 
+def _windows(config: EngineConfig, model: ModelRunner) -> Iterator[Finding]:
+    """What it costs that caches keep all positions, for a target whose layers see the last ones."""
+    windows, length = layer_windows(target_settings(config)), model.max_length
+    unseen = [max(0, length - (window or length)) for window in windows]
+    if any(unseen):
+        seen, share = length - max(unseen), sum(unseen) / (len(windows) * length)
+        text = f"{sum(map(bool, unseen))} of {len(windows)} layers see {seen} of {length} tokens; caches keep all"
+        megabytes = share * model.cache_bytes(config.max_num_seqs) / 1e6
+        yield "windows", None, f"{text}, about {megabytes:.0f} MB more than these layers need"
+
+
 def _exactness(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Finding:
     found = measure_width_invariance(model, prompt, num_tokens=32, num_caches=config.max_num_seqs)
     text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
@@ -149,11 +166,18 @@ def _exactness(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) 
     return "exactness", ok, f"{text} (verify_width={config.verify_width})"
 
 
-def _neighbour(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Finding:
-    """By how much the draft's device slows a pass of the target while it computes."""
+def _passes(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Iterator[Finding]:
+    """What a further row costs, and by how much the draft's device slows a pass of the target while it computes."""
+    passes = {str(rows): one_pass(model, prompt, rows) for rows in (1, 2, config.max_verify_width)}
     with beside(config) as busy:
-        alone, slowed = (ms["pass"] for ms in time_in_turns({"pass": one_pass(model, prompt, 1)}, nullcontext, busy))
-    text = f"a pass takes {alone:.1f} ms, and {slowed:.1f} while the draft's device computes"
-    if slowed < _NOTICEABLE * alone:
-        return "neighbour", True, f"{text}: running ahead costs the target little"
-    return "neighbour", None, f"{text}: running ahead gains less, by up to {slowed / alone:.2f} times"
+        alone, slowed = time_in_turns(passes, nullcontext, busy)
+    text = f"a pass of {', '.join(alone)} rows takes {', '.join(f'{ms:.1f}' for ms in alone.values())} ms"
+    share, cost = alone["2"] / alone["1"], ""
+    if share > _COSTLY:
+        cost = f": two rows take {share:.1f} times one, so wrong candidates cost"
+    yield "rows", None if cost else True, text + cost
+    text = f"a pass takes {alone['1']:.1f} ms, and {slowed['1']:.1f} while the draft's device computes"
+    cost, share = "running ahead costs the target little", slowed["1"] / alone["1"]
+    if share >= _NOTICEABLE:
+        cost = f"running ahead gains less, by up to {share:.2f} times"
+    yield "neighbour", None if share >= _NOTICEABLE else True, f"{text}: {cost}"

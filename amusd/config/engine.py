@@ -205,14 +205,19 @@ class EngineKeys(Settings):
     target: TargetConfig = field(default_factory=TargetConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    verify_width: Literal["bucketed", "fixed"] = "fixed"
-    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can change the numbers."""
+    verify_width: Literal["auto", "bucketed", "fixed"] = "auto"
+    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can change the numbers.
+
+    `auto`: `fixed` where that holds, else `bucketed` (a mixture of experts, recurrent states).
+    """
     max_model_len: Length = 2048
     """Longest sequence, prompt included; the model's own limit still holds."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
     """Answers computed at a time; each has room for `max_model_len` tokens."""
     prefix_caching: bool = True
     """A prompt that begins like one answered before computes only the rest; `compare` always computes all."""
+    prefix_states_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 1024
+    """Recurrent layers: memory of a model for states at the ends of prompts and of their chunks."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: Count = 1

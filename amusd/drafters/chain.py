@@ -84,7 +84,7 @@ class ChainText:
         if self._sampler is not None:
             self._sampler.see(self.token_ids)
             wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(start, token_ids, num_steps=steps))
-        return Rows(token_ids, self._cache, wanted)
+        return Rows(token_ids, self._cache, wanted, num_final=self._base - start)
 
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
         """Append and return the tokens that a pass over `rows` chose; none if logits are not finite.

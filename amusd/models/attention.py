@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+import functools
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from amusd.errors import ConfigError
 from amusd.models.row_attention import attend_rows
 
 ATTENTION_NAME = "amusd"
+Position = TypeVar("Position", int, Tensor)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How far back the rows of a layer see."""
+
+    size: int
+    is_chunk: bool = False
+    """True: the text is cut into chunks of `size` positions, and a row sees its own. False: the last `size` ones."""
+
+    def __getitem__(self, _rows: object) -> Window:
+        """Itself: transformers takes some rows of what stands in the place of a mask."""
+        return self
+
+    def first(self, position: Position) -> Position:
+        """First position that the row at `position` sees; below 0 where it sees all."""
+        return position - (position % self.size if self.is_chunk else self.size - 1)
 
 
 class AttentionInputs(NamedTuple):
@@ -28,6 +50,8 @@ class AttentionInputs(NamedTuple):
     """Bound of the scores, as in transformers."""
     sinks: Tensor | None = None
     """[heads]: scores without a value, as in transformers."""
+    window: Window | None = None
+    """None: each row sees all positions up to its own."""
 
     @property
     def is_plain(self) -> bool:
@@ -38,10 +62,13 @@ class AttentionInputs(NamedTuple):
 Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
 """Attends to the slots that each row of one pass sees: [rows, heads, dim], in the dtype of the keys or a finer one."""
 
+attention_of_pass: ContextVar[Attention] = ContextVar("attention_of_pass")
+"""That of the running pass, for `attend`: some models of transformers hand nothing on to their layers."""
+
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
-    """An `Attention` to the first slots, as `visible` [rows, end] says."""
-    query, keys, values, scaling, softcap, sinks = layer
+    """An `Attention` to the first slots, as `visible` [rows, end] says, whatever the layer's window."""
+    query, keys, values, scaling, softcap, sinks, _ = layer
     keys, values = keys[:, : visible.shape[1]], values[:, : visible.shape[1]]
     rows, heads, dim = query.shape
     key_heads = keys.shape[0]
@@ -71,16 +98,24 @@ def causal_attention(start: int, rows: int, first: int = 0) -> Attention:
 
     `start`: position of the first row; slots are read from `first` to the last row.
     """
-    slots, bias = slice(first, first + start + rows), None
+    end, bias = start + rows, None
     if start:
         from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler: a second of start-up
 
-        bias = causal_lower_right(rows, start + rows)
+        bias = causal_lower_right(rows, end)
 
     def attend_causally(layer: AttentionInputs) -> Tensor:
+        window = layer.window
+        is_cut = window is not None and window.first(end - 1) > 0
+        low = max(0, window.first(start)) if window is not None and is_cut else 0
+        slots = slice(first + low, first + end)
         query, keys, values = layer.query, layer.keys[:, slots], layer.values[:, slots]
-        if not layer.is_plain:
-            visible = torch.ones(rows, start + rows, dtype=torch.bool, device=keys.device).tril_(start)
+        if is_cut or not layer.is_plain:
+            positions = torch.arange(low, end, device=keys.device)
+            own = positions[start - low :].unsqueeze(1)
+            visible = positions <= own
+            if window is not None:
+                visible &= positions >= window.first(own)
             return attend_masked(layer._replace(keys=keys, values=values), visible)
         output = F.scaled_dot_product_attention(
             query.to(keys.dtype).transpose(0, 1).unsqueeze(0),  # [1, heads, rows, dim]
@@ -96,15 +131,31 @@ def causal_attention(start: int, rows: int, first: int = 0) -> Attention:
     return attend_causally
 
 
+def attend_to_chains(chains: Sequence[tuple[int, int, int]]) -> Attention:
+    """Causal attention of several sequences' last rows, each by `causal_attention(start, rows, first)`."""
+    each, sizes = [causal_attention(*chain) for chain in chains], [rows for _, rows, _ in chains]
+
+    def attend_each(layer: AttentionInputs) -> Tensor:
+        queries = torch.split(layer.query, sizes)
+        return torch.cat([own(layer._replace(query=query)) for own, query in zip(each, queries, strict=True)])
+
+    return attend_each
+
+
 def attend_by_table(
-    table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor, layer: AttentionInputs
-) -> Tensor:
-    """An `Attention` of a few rows per sequence, neighbours, each along its own path of slots (`attend_rows`)."""
-    query, keys, values, scaling, softcap, sinks = layer
-    by_sequence = query.to(keys.dtype).view(*positions.shape, *query.shape[1:])
+    table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
+) -> Attention:
+    """The attention of a few rows per sequence, neighbours, each along its own path of slots (`attend_rows`)."""
     where = table, lengths, branches, row_paths, positions
-    output: Tensor = attend_rows(by_sequence, keys, values, *where, scaling, softcap or 0.0, sinks)
-    return output.flatten(0, 1)
+    firsts = functools.cache(lambda window: None if window is None else window.first(positions))
+
+    def attend_along_paths(layer: AttentionInputs) -> Tensor:
+        query, keys, values, scaling, softcap, sinks, window = layer
+        by_sequence = query.to(keys.dtype).view(*positions.shape, *query.shape[1:])
+        output: Tensor = attend_rows(by_sequence, keys, values, *where, scaling, softcap or 0.0, sinks, firsts(window))
+        return output.flatten(0, 1)
+
+    return attend_along_paths
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,10 +165,25 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def register_attention() -> str:
     """Register `attend` with transformers, and return its name. Idempotent."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
+    AttentionMaskInterface.register(ATTENTION_NAME, window_of_mask)
     return ATTENTION_NAME
+
+
+def window_of_mask(
+    *, config: Any, local_size: int | None = None, use_vmap: bool = False, **named: Any
+) -> Window | None:
+    """What transformers' models hand to a layer in the place of a mask: its window.
+
+    Raises `ConfigError` for a mask that is not causal. The names are transformers' own.
+    """
+    if use_vmap or "allow_is_bidirectional_skip" in named:
+        raise ConfigError("the mask of its attention is not causal")
+    if local_size is None:
+        return None
+    return Window(local_size, is_chunk=local_size != getattr(config, "sliding_window", None))
 
 
 def attend(
@@ -125,23 +191,22 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - `attention` says what is seen
+    attention_mask: Window | None,
     scaling: float | None = None,
     dropout: float = 0.0,  # noqa: ARG001 - inference only
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    *,
-    attention: Attention,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [1, heads, rows, dim] over [1, key_heads, slots, dim]; returns [1, rows, heads, dim of a value].
 
-    transformers passes on `attention`; `softcap` and `s_aux` are its own names.
+    `attention_mask`: of `window_of_mask`; `softcap` and `s_aux` are transformers' own names, too.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
     if missing := key.shape[3] - value_dim:  # latent attention
         key, value = key.contiguous(), F.pad(value, (0, missing))
-    output = attention(AttentionInputs(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux))
+    query = query[0].transpose(0, 1)
+    output = attention_of_pass.get()(AttentionInputs(query, key[0], value[0], scaling, softcap, s_aux, attention_mask))
     output = output[..., :value_dim]
     return output.to(query.dtype).contiguous().unsqueeze(0), None  # some models view it

@@ -12,22 +12,31 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.attention import Attention, AttentionInputs, additive, attend_masked
+from amusd.models.attention import Attention, AttentionInputs, Window, additive, attend_masked
 
 
 class Part(NamedTuple):
     """One sequence's rows of a pass."""
 
     rows: range
-    visible: Tensor
-    """[rows, end] bool: which of the region's first slots each row sees; rows beyond those of the pass are padding."""
+    seen: Tensor
+    """[rows, end] int64: position of each of the region's first slots on the row's path, -1 where the row is not to
+    see it; rows beyond those of the pass are padding."""
     first: int
     """The region's first slot."""
 
 
 def seen_by_chain(start: int, rows: int, end: int) -> Tensor:
-    """[rows, end] bool: each row sees the slots up to its own, that of the first being `start`."""
-    return torch.arange(end) <= torch.arange(start, start + rows).unsqueeze(1)
+    """`Part.seen` [rows, end]: each row sees the slots up to its own, that of the first being `start`."""
+    positions = torch.arange(end)
+    return positions.where(positions <= torch.arange(start, start + rows).unsqueeze(1), -1)
+
+
+def seen_through(window: Window | None, seen: Tensor) -> Tensor:
+    """[rows, end] bool: what of `Part.seen` each row sees in a layer; its own slot at least."""
+    if window is None:
+        return seen >= 0
+    return seen >= window.first(seen.amax(1, keepdim=True)).clamp_(min=0)
 
 
 def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
@@ -56,7 +65,7 @@ def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
 def _batched(parts: Sequence[Part]) -> list[_Batch]:
     """Parts in order, those that one call can compute together."""
     batches: list[list[Part]] = []
-    for part in sorted(parts, key=lambda part: (*part.visible.shape, part.first)):
+    for part in sorted(parts, key=lambda part: (*part.seen.shape, part.first)):
         if batches and _goes_on(batches[-1], part):
             batches[-1].append(part)
         else:
@@ -65,7 +74,7 @@ def _batched(parts: Sequence[Part]) -> list[_Batch]:
 
 
 def _goes_on(batch: Sequence[Part], part: Part) -> bool:
-    if part.visible.shape != batch[-1].visible.shape:
+    if part.seen.shape != batch[-1].seen.shape:
         return False
     return len(batch) == 1 or part.first - batch[-1].first == batch[1].first - batch[0].first
 
@@ -75,9 +84,9 @@ class _Batch:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts, self._number = parts, len(parts)
-        self._num_rows, self._end = parts[0].visible.shape
+        self._num_rows, self._end = parts[0].seen.shape
         self._distance = parts[1].first - parts[0].first if len(parts) > 1 else 0
-        self._masks: dict[int, Tensor | None] = {}
+        self._masks: dict[tuple[int, Window | None], Tensor | None] = {}
         self.rows: list[int] = []
         """Rows of the pass, part by part; padding repeats the part's first row."""
         for part in parts:
@@ -95,7 +104,7 @@ class _Batch:
             folded.reshape(number, key_heads, group * rows, dim),
             self._regions(layer.keys),
             self._regions(layer.values),
-            self._mask(group),
+            self._mask(group, layer.window),
             scale=layer.scaling,
         )
         by_row = found.view(number, key_heads, group, rows, dim).permute(0, 3, 1, 2, 4)
@@ -105,7 +114,7 @@ class _Batch:
         found = []
         for part, own in zip(self._parts, torch.split(query, self._num_rows), strict=True):
             inputs = layer._replace(query=own, keys=layer.keys[:, part.first :], values=layer.values[:, part.first :])
-            found.append(attend_masked(inputs, part.visible))
+            found.append(attend_masked(inputs, seen_through(layer.window, part.seen)))
         return torch.cat(found)
 
     def _regions(self, tensor: Tensor) -> Tensor:
@@ -115,11 +124,11 @@ class _Batch:
         offset = tensor.storage_offset() + self._parts[0].first * slot
         return tensor.as_strided(size, (self._distance * slot, head, slot, item), offset)
 
-    def _mask(self, group: int) -> Tensor | None:
+    def _mask(self, group: int, window: Window | None) -> Tensor | None:
         """[parts, 1, group * rows, end]; None: a lone row sees everything. `group`: query heads per key head."""
-        if group not in self._masks:
-            self._masks[group] = None
-            if len(self.rows) > 1 or not self._parts[0].visible.all():
-                masks = [additive(part.visible, torch.float32).repeat(1, group, 1) for part in self._parts]
-                self._masks[group] = torch.stack(masks)
-        return self._masks[group]
+        if (key := (group, window)) not in self._masks:
+            self._masks[key] = None
+            visible = [seen_through(window, part.seen) for part in self._parts]
+            if len(self.rows) > 1 or not visible[0].all():
+                self._masks[key] = torch.stack([additive(own, torch.float32).repeat(1, group, 1) for own in visible])
+        return self._masks[key]

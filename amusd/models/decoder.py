@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.attention import Attention, AttentionInputs
+from amusd.models.attention import Attention, AttentionInputs, Window
 from amusd.models.fused import add_parts, rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear
@@ -60,6 +60,7 @@ class Layer:
     """Size of a head."""
     epsilon: float
     ranks: Ranks
+    window: Window | None
 
     def __call__(
         self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, next_norm: Norm
@@ -71,7 +72,7 @@ class Layer:
         """
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory)
-        attended = attention(AttentionInputs(query, keys, values, self.dim**-0.5))
+        attended = attention(AttentionInputs(query, keys, values, self.dim**-0.5, window=self.window))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden, normed = self._add(hidden, self.output, attended, self.mlp_norm)
         gate_up = self.gate_up(normed)

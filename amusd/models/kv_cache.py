@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amusd.models.recurrent import StateHistory, StatePart
+
 _ALIGNMENT = 64
 _FEATURES = (-1, "features")  # beside the keys and values of the layers: they move and are wiped with these
 
@@ -39,6 +41,8 @@ class KVMemory:
         """
         self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
         """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
+        self.state_parts: Sequence[StatePart] = ()
+        """What recurrent layers read and write: a part for each sequence of the pass."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] per layer: "keys" and "values", or "joint", keys first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
@@ -47,6 +51,11 @@ class KVMemory:
     def nbytes(self) -> int:
         """Bytes allocated so far: 0 before the first pass."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have written keys and values."""
+        return len({layer for layer, _ in self._tensors} - {_FEATURES[0]})
 
     def wipe(self, slots: Tensor) -> None:
         """Write zeros at `slots` [n] int64, on the host."""
@@ -133,6 +142,8 @@ class KVCache:
         """First positions whose slots the table of captured passes holds."""
         self.path_slots: Sequence[int] = ()
         """Slots of the last pass over paths; empty after another pass, `keep` or a rollback."""
+        self.history: StateHistory | None = None
+        """States of recurrent layers."""
         self.captured: Any = None
         """The `CapturedPasses` of its memory, which read it through a table of slots."""
         self.capacity = capacity
@@ -145,6 +156,17 @@ class KVCache:
         if length < self.length:
             self.path_slots = ()
         self.length = length
+        if self.history is not None:
+            self.history.truncate(length)
+
+    def go_back(self) -> list[int]:
+        """Go back to the newest state of recurrent layers; returns the tokens from there on."""
+        if self.history is None:
+            return []
+        place = self.history.newest(self.length)
+        token_ids = self.history.token_ids[place:]
+        self.truncate(place)
+        return token_ids
 
     def advance(self, rows: int) -> None:
         """Count `rows` rows of a pass in order."""

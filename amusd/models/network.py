@@ -33,6 +33,8 @@ class Network(ABC):
     """Write features for drafters; None: no drafter reads any."""
     feature_width: int = 0
     """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
+    is_recurrent: bool = False
+    """Layers keep states that cannot be cut back: `KVMemory.state_parts` has those of a pass."""
     attention_shape: tuple[int, int, int] | None = None
     """Query heads, key heads and their size, if every width is a multiple of the CPU's vector.
 

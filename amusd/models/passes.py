@@ -62,14 +62,17 @@ class Paths:
         """Slots from the first to the last that is read."""
         return max(int(self.prefix.max(initial=-1)), *(max(branch) for branch in self.branches)) + 1
 
-    def visible(self, num_keys: int, num_rows: int) -> npt.NDArray[np.bool_]:
-        """[num_rows, num_keys]: slots that each row sees, its own included; padding sees what the first does."""
-        seen = np.zeros((num_rows, num_keys), dtype=np.bool_)
-        seen[0, self.prefix] = True
-        seen[1:] = seen[0]
+    def seen(self, num_keys: int, num_rows: int) -> npt.NDArray[np.int64]:
+        """[num_rows, num_keys]: position of each slot that a row sees, its own included, and -1 for the others.
+
+        Padding sees what the first row does.
+        """
+        before = len(self.prefix)
+        seen = np.full((num_rows, num_keys), -1)
+        seen[:, self.prefix] = np.arange(before)
         padding = [self.branches[0]] * (num_rows - len(self.branches))
         for row, branch in zip(seen, [*self.branches, *padding], strict=True):
-            row[list(branch)] = True
+            row[list(branch)] = np.arange(before, before + len(branch))
         return seen
 
 
@@ -84,6 +87,10 @@ class Rows:
     """None: the most likely tokens."""
     parents: Sequence[int] | None = None
     """[rows - 1] for paths: the row before each but the first."""
+    num_again: int = 0
+    """First rows whose tokens the cache held before, and which have no logits in the output."""
+    num_final: int = 1
+    """First rows that no rollback drops; negative: so many tokens before them may be dropped."""
     paths: Paths | None = None
     """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
 

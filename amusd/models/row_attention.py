@@ -1,8 +1,8 @@
 """Attention of a few rows over many keys: chains, trees and several sequences in one operator of fixed shapes.
 
-A row sees the positions `[0, position]` of its path: those below the sequence's length through its slot table, others
-through the row's branch. Keys are summed in an order that depends on positions alone, so a row's bits
-depend on its query and its path's keys and values alone.
+A row sees the positions `[first, position]` of its path, `first` being 0 without a window: those below the sequence's
+length through its slot table, others through the row's branch. Keys are summed in an order that depends on positions
+alone, so a row's bits depend on its query and its path's keys and values alone.
 
 No shape depends on the context and the host reads nothing, so the operator can be captured: a Triton kernel on a GPU
 (`row_attention_triton.py`), elsewhere plain torch. Masked positions add exact zeros, so keys and values that any row
@@ -63,6 +63,7 @@ def attend_rows(
     scaling: float,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    firsts: Tensor | None = None,
 ) -> Tensor:
     """Attention of each row over the keys of its path; returns [seqs, rows, heads, dim] in the dtype of `query`.
 
@@ -79,11 +80,12 @@ def attend_rows(
         scaling: factor of the scores.
         softcap: scores become `softcap * tanh(scores / softcap)`; 0 leaves them.
         sinks: [heads], a further score in each softmax that has no value; padded rows stay 0.
+        firsts: [seqs, rows] int64, the first position that each row sees, or less; None: 0.
     """
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     folded = query.float().mul(scaling).view(seqs, rows, key_heads, heads // key_heads, dim).permute(2, 0, 1, 3, 4)
-    slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions)
+    slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions, firsts)
     scores = _dot(folded.unsqueeze(-2), keys[:, slots].float().unsqueeze(-3))  # [key_heads, seqs, rows, group, width]
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
@@ -100,11 +102,13 @@ def attend_rows(
 
 
 def _slots_of_paths(
-    table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
+    table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor, firsts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The slot of each position for each row, and whether it sees it; both [seqs, rows, width]."""
     wanted = torch.arange(table.shape[1], device=table.device)
     seen = wanted <= positions.unsqueeze(-1)
+    if firsts is not None:
+        seen &= wanted >= firsts.unsqueeze(-1)
     slots = table.unsqueeze(1)
     if branches.numel():
         beyond = (wanted - lengths.unsqueeze(-1)).unsqueeze(1)  # [seqs, 1, width]

@@ -43,7 +43,9 @@ def tile_of(group: int) -> tuple[int, int]:
     return size, size // group
 
 
-def attend_rows(query, keys, values, table, lengths, branches, row_paths, positions, scaling, softcap=0.0, sinks=None):
+def attend_rows(
+    query, keys, values, table, lengths, branches, row_paths, positions, scaling, softcap=0.0, sinks=None, firsts=None
+):
     """See `amusd.models.row_attention.attend_rows`; the slots of a head are contiguous."""
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
@@ -51,27 +53,30 @@ def attend_rows(query, keys, values, table, lengths, branches, row_paths, positi
     padded_dim = triton.next_power_of_2(dim)
     if padded_dim * keys.element_size() >= _MOST_BYTES:
         where = table, lengths, branches, row_paths, positions
-        return ordinary._init_fn(query, keys, values, *where, scaling, softcap, sinks)  # noqa: SLF001 - no public name
+        more = scaling, softcap, sinks, firsts
+        return ordinary._init_fn(query, keys, values, *where, *more)  # noqa: SLF001 - no public name
     size, tile_rows = tile_of(heads // key_heads)
     tiles, splits = triton.cdiv(rows, tile_rows), num_splits(table.shape[1])
     programs = min(splits, triton.cdiv(NUM_PROGRAMS, tiles * key_heads * seqs))
     query, branches, positions = query.contiguous(), branches.contiguous(), positions.contiguous()
+    has_window = firsts is not None
+    firsts = firsts.contiguous() if has_window else positions
     sums = query.new_empty((seqs, rows, heads, splits, dim), dtype=torch.float32)
     maxima = query.new_empty((seqs, rows, heads, splits), dtype=torch.float32)
     totals = torch.empty_like(maxima)
     result = torch.empty_like(query)
     _attend_splits[tiles * key_heads, seqs, programs](
-        query, keys, values, table, lengths.contiguous(), branches, row_paths.contiguous(), positions,
+        query, keys, values, table, lengths.contiguous(), branches, row_paths.contiguous(), positions, firsts,
         sums, maxima, totals,
         keys.stride(0) // dim, values.stride(0) // dim, table.stride(0), rows, splits, max(1, branches.shape[1]),
         branches.shape[2], scaling,
-        softcap, heads, heads // key_heads, dim, padded_dim, size,
+        has_window, softcap, heads, heads // key_heads, dim, padded_dim, size,
         num_warps=_num_warps(size * padded_dim, keys.element_size()),
         num_stages=_num_stages(size * padded_dim, padded_dim, keys.element_size()),
     )  # fmt: skip
     _combine_splits[heads, rows, seqs](
-        sums, maxima, totals, positions, query if sinks is None else sinks, result,
-        rows, splits, heads, dim, padded_dim, sinks is not None,
+        sums, maxima, totals, positions, firsts, query if sinks is None else sinks, result,
+        rows, splits, heads, dim, padded_dim, has_window, sinks is not None,
         num_warps=4,  # 16 splits of 128 columns are 16 registers a thread
         num_stages=1,  # no products to overlap with
     )  # fmt: skip
@@ -99,7 +104,7 @@ def _num_stages(num_sums: int, padded_dim: int, item_size: int) -> int:
 
 
 _NUMBERS = ["keys_per_head", "values_per_head", "table_stride", "num_rows", "num_splits", "num_paths", "depth"]
-_INDICES = ["table", "lengths", "branches", "row_paths", "positions"]
+_INDICES = ["table", "lengths", "branches", "row_paths", "positions", "firsts"]
 
 
 @triton.jit
@@ -108,14 +113,25 @@ def _num_splits(num_positions):
     return (near + _BLOCK - 1) // _BLOCK + (num_positions - near + _SPLIT - 1) // _SPLIT
 
 
+@triton.jit
+def _split_of(position):
+    return _num_splits(tl.maximum(position, 0) + 1) - 1
+
+
+@triton.jit
+def _first_seen(first, position):
+    """The first position that a row sees; that of a padded row is beyond all."""
+    return tl.where(position < 0, 2147483647, tl.maximum(first, 0).to(tl.int32))
+
+
 # No variants by the values of numbers or the alignment of inputs: what is compiled depends on the model alone.
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def _attend_splits(
-    query, keys, values, table, lengths, branches, row_paths, positions,
+    query, keys, values, table, lengths, branches, row_paths, positions, firsts,
     sums, maxima, totals,
     keys_per_head: tl.int64, values_per_head: tl.int64, table_stride: tl.int64,
     num_rows, num_splits, num_paths, depth, scaling,
-    softcap: tl.constexpr, heads: tl.constexpr, group: tl.constexpr,
+    has_window: tl.constexpr, softcap: tl.constexpr, heads: tl.constexpr, group: tl.constexpr,
     dim: tl.constexpr, padded_dim: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     # The rows of this tile: [size] pairs of a row of the pass and a query head
@@ -129,6 +145,10 @@ def _attend_splits(
     path = tl.load(row_paths + seq * num_rows + row, mask=live, other=0).to(tl.int32)
     num_used = tl.minimum(tl.max(path, 0) + 1, num_paths)  # the others would cost products, and change nothing
     last = tl.max(position, 0)
+    first, first_split = position, 0  # `first` is not read without a window
+    if has_window:
+        first = _first_seen(tl.load(firsts + seq * num_rows + row, mask=live, other=0), position)
+        first_split = _split_of(tl.minimum(tl.min(first, 0), last))
     length = tl.load(lengths + seq)
     length = tl.where(length > last, 2147483647, length).to(tl.int32)  # a chain: the table has every position
 
@@ -141,10 +161,10 @@ def _attend_splits(
     values += key_head * values_per_head * dim
     table += seq * table_stride
     branches += seq * num_paths * depth
-    for split in range(tl.program_id(2), _num_splits(last + 1), tl.num_programs(2)):
+    for split in range(first_split + tl.program_id(2), _num_splits(last + 1), tl.num_programs(2)):
         start, maximum, total, result = _attend_split(
-            split, rows, position, path, num_used, last, length, keys, values, table, branches, depth, scaling,
-            softcap, dim,
+            split, rows, position, first, path, num_used, last, length, keys, values, table, branches, depth, scaling,
+            has_window, softcap, dim,
         )  # fmt: skip
         place = result_row * num_splits + split
         sees_split = live & (position >= start)
@@ -155,19 +175,24 @@ def _attend_splits(
 
 @triton.jit
 def _attend_split(
-    split, rows, position, path, num_used, last, length,
-    keys, values, table, branches, depth, scaling, softcap: tl.constexpr, dim: tl.constexpr,
+    split, rows, position, first, path, num_used, last, length,
+    keys, values, table, branches, depth, scaling,
+    has_window: tl.constexpr, softcap: tl.constexpr, dim: tl.constexpr,
 ):  # fmt: skip
     """The first position of a split; for each row, the largest score, the sum of the weights and that of the values."""
     is_near = split < _NUM_NEAR
     start = tl.where(is_near, split * _BLOCK, _NUM_NEAR * _BLOCK + (split - _NUM_NEAR) * _SPLIT)
     num_blocks = tl.minimum((last - start) // _BLOCK + 1, tl.where(is_near, 1, _SPLIT // _BLOCK))
     num_shared = tl.minimum(tl.maximum(length - start, 0) // _BLOCK, num_blocks)
+    skipped = 0  # items before every row's window
+    if has_window:
+        num_unseen = tl.maximum(tl.minimum(tl.min(first, 0), last) - start, 0) // _BLOCK
+        skipped = tl.minimum(num_unseen, num_shared) + tl.maximum(num_unseen - num_shared, 0) * num_used
     column = tl.arange(0, rows.shape[1])[None, :]
     maximum = tl.full((rows.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((rows.shape[0],), tl.float32)
     result = tl.zeros(rows.shape, tl.float32)
-    for item in range(num_shared + (num_blocks - num_shared) * num_used):
+    for item in range(skipped, num_shared + (num_blocks - num_shared) * num_used):
         # Which block, for which rows, from which slots
         beyond = tl.maximum(item - num_shared, 0)
         block = tl.minimum(item, num_shared) + beyond // num_used
@@ -175,6 +200,8 @@ def _attend_split(
         reach = tl.where((path == item_path) | (item < num_shared), position, -1)
         wanted = start + block * _BLOCK + tl.arange(0, _BLOCK)
         seen = wanted <= tl.max(reach, 0)  # by any row
+        if has_window:
+            seen = seen & (wanted >= tl.min(tl.where(reach < 0, 2147483647, first), 0))
         committed = tl.load(table + wanted, mask=seen & (wanted < length), other=0)
         own = branches + item_path * depth + (wanted - length)
         slot = committed + tl.load(own, mask=seen & (wanted >= length), other=0)
@@ -183,7 +210,10 @@ def _attend_split(
         scores = tl.dot(rows, tl.trans(block_keys), input_precision="ieee") * scaling
         if softcap > 0:
             scores = softcap * (2 * tl.sigmoid(scores * (2 / softcap)) - 1)
-        scores = tl.where(wanted[None, :] <= reach[:, None], scores * _LOG2_E, float("-inf"))
+        in_reach = wanted[None, :] <= reach[:, None]
+        if has_window:
+            in_reach = in_reach & (wanted[None, :] >= first[:, None])
+        scores = tl.where(in_reach, scores * _LOG2_E, float("-inf"))
         maximum, total, result = _online_softmax(scores, values + place, mask, maximum, total, result)
     return start, maximum, total, result
 
@@ -201,16 +231,20 @@ def _online_softmax(scores, values, mask, maximum, total, result):
     return larger, total, tl.dot(weights, block_values, acc=result * kept[:, None], input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits"], do_not_specialize_on_alignment=["positions", "sinks"])
+@triton.jit(do_not_specialize=["num_rows", "num_splits"], do_not_specialize_on_alignment=[*_INDICES, "sinks"])
 def _combine_splits(
-    sums, maxima, totals, positions, sinks, result,
+    sums, maxima, totals, positions, firsts, sinks, result,
     num_rows, num_splits,
-    heads: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr, has_sinks: tl.constexpr,
+    heads: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr,
+    has_window: tl.constexpr, has_sinks: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     row = tl.program_id(2).to(tl.int64) * num_rows + tl.program_id(1)
     result_row = row * heads + head
-    num_seen = _num_splits(tl.load(positions + row).to(tl.int32) + 1)
+    position = tl.load(positions + row).to(tl.int32)
+    num_seen, first_split = _num_splits(position + 1), 0
+    if has_window:
+        first_split = _split_of(tl.minimum(_first_seen(tl.load(firsts + row), position), position))
     column = tl.arange(0, padded_dim)
     in_head = column < dim
     maximum = tl.full((), float("-inf"), tl.float32)
@@ -219,7 +253,7 @@ def _combine_splits(
         maximum = tl.load(sinks + head).to(tl.float32) * _LOG2_E
         total = tl.full((), 1.0, tl.float32)
     combined = tl.zeros((padded_dim,), tl.float32)
-    for first in range(0, num_seen, _COMBINED):
+    for first in range(first_split, num_seen, _COMBINED):
         split = first + tl.arange(0, _COMBINED)
         seen = split < num_seen
         place = result_row * num_splits + split

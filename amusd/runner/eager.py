@@ -1,4 +1,4 @@
-"""Passes on a CPU, which are not captured: padded and cut by `numerics.py`, with `cpu_attention`.
+"""Passes that are not captured: on a CPU, padded and cut by `numerics.py`, with `cpu_attention`; of recurrent models.
 
 Linear layers, norms and activations take the rows of all sequences in one call. `row_counts.py` finds how many rows may
 share a call without a change of bits. Attention takes each sequence alone; at a fixed width its shapes are those of a
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amusd.models.attention import attend_to_chains
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.kv_cache import KVCache
 from amusd.models.network import Network
@@ -46,13 +47,15 @@ class EagerPasses:
             for part in self._split(batch):
                 logits = self._compute(part, with_logits=True)
                 each = torch.split(logits, [len(rows.token_ids) for rows in part])
-                outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, part, strict=True)]
+                outputs += [
+                    ModelOutput(own[rows.num_again :], rows.wanted) for own, rows in zip(each, part, strict=True)
+                ]
         return outputs
 
     def prefill(self, cache: KVCache, token_ids: Sequence[int]) -> None:
         """Take in a chunk of a prompt."""
         with torch.inference_mode():
-            self._compute([Rows(token_ids, cache)], with_logits=False)
+            self._compute([Rows(token_ids, cache, num_final=len(token_ids))], with_logits=False)
 
     def prepare(self, cache: KVCache, _steps: int, _sampler: RowSampler | None) -> None:
         """Find which numbers of rows passes over `cache`'s memory may have."""
@@ -84,12 +87,14 @@ class EagerPasses:
         num_rows, memory, is_alone = ends[-1], batch[0].cache.memory, len(batch) == 1
         is_padded = self._numerics.fixed and with_logits
         computed = self._row_counts.quickest(num_rows) if is_padded else num_rows
-        parts = []
+        parts, states = [], []
         for rows, first, end in zip(batch, ends, ends[1:], strict=False):
             write_rows(self._inputs, first, rows)
             own = range(first, computed if is_alone else end)
             count = self._row_counts.of_attention(len(own), rows.cache) if is_padded else len(own)
-            parts.append(Part(own, self._visible(rows, count), rows.cache.first))
+            parts.append(Part(own, self._seen(rows, count), rows.cache.first))
+            if (history := rows.cache.history) is not None:
+                states.append(history.begin(first, rows.token_ids, rows.num_final))
         self._inputs[:, num_rows:computed] = PADDING_ID  # at position 0
         slots, parents = self._tensors[SLOT], self._tensors[PARENT]
         memory.slots_of_pass, memory.parents_of_pass = slots[:num_rows], parents[:computed]
@@ -97,11 +102,20 @@ class EagerPasses:
             start = batch[0].cache.first + batch[0].cache.length
             memory.slots_of_pass = range(start, start + num_rows)
         token_ids, positions = self._tensors[TOKEN][:computed], self._tensors[POSITION][:computed]
-        attention = cpu_attention(parts, computed)
-        return self._network(token_ids, positions, attention, memory, with_logits=with_logits)[:num_rows]
+        memory.state_parts = states
+        if (device := self._network.device).type == "cpu":
+            attention = cpu_attention(parts, computed)
+        else:
+            attention = attend_to_chains([(rows.cache.length, len(rows.token_ids), rows.cache.first) for rows in batch])
+            token_ids, positions = token_ids.to(device), positions.to(device)
+            memory.slots_of_pass = slots[:num_rows].to(device)
+        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)[:num_rows].cpu()
+        for part in states:
+            part.history.end(part)
+        return logits
 
-    def _visible(self, rows: Rows, count: int) -> Tensor:
-        """[count, keys] bool: what each row of one sequence sees."""
+    def _seen(self, rows: Rows, count: int) -> Tensor:
+        """`Part.seen` [count, keys] of one sequence."""
         cache, paths, numerics = rows.cache, rows.paths, self._numerics
         start = cache.length
         if paths is None:
@@ -109,4 +123,4 @@ class EagerPasses:
         keys = numerics.num_keys(len(paths.prefix), 1)  # `fixed`: a function of the position alone
         if keys < paths.num_keys:
             keys = min(-(-paths.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
-        return torch.from_numpy(paths.visible(keys, count))
+        return torch.from_numpy(paths.seen(keys, count))

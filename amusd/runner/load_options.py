@@ -31,6 +31,8 @@ class LoadOptions:
     """How passes are captured on a GPU; None on a CPU."""
     tokens_per_step: int = 1
     """Most steps of a pass: 1, or as many tokens as a device chooses without the host."""
+    state_bytes: int = 0
+    """Most memory for states of recurrent layers that are kept for prompts which begin alike."""
     ranks: Ranks = ALONE
     """Those that share the model; their exchanges must be fit for `capture`."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)

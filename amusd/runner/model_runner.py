@@ -26,6 +26,7 @@ from amusd.errors import DeviceError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
+from amusd.models.recurrent import StateHistory
 from amusd.runner.captured import CapturedPasses
 from amusd.runner.eager import EagerPasses
 from amusd.runner.fallback import find_way
@@ -50,6 +51,10 @@ class ModelRunner:
             self.output_ids = self.output_ids.to(network.device)
         self.numerics, self.capture = options.numerics, options.capture
         self.tokens_per_step, self.ranks = options.tokens_per_step, options.ranks
+        self._shelf: list[tuple[StateHistory, int]] = []
+        if network.is_recurrent:  # one chain of a sequence at a time, without padding, whose shapes a graph cannot hold
+            self.numerics = replace(self.numerics, fixed=False, num_tracks=1)
+            self.capture, self.tokens_per_step = None, 1
         self.implementation, self.device = network.implementation, network.device
         self.vocab_size, self.num_ids = network.vocab_size, network.num_ids
         self.weight_bytes, self.feature_width = network.weight_bytes, network.feature_width
@@ -83,6 +88,8 @@ class ModelRunner:
             KVCache(memory, capacity=capacity, allocated=allocated, spare=spare, number=index)
             for index in range(number)
         ]
+        for cache in caches if self.network.is_recurrent else ():
+            cache.history = StateHistory(self._shelf, self.options.state_bytes)
         if self.capture is not None:
             passes = CapturedPasses(self, caches)
             for cache in caches:
@@ -93,7 +100,8 @@ class ModelRunner:
         """Memory of so many caches of the greatest length. Computes a pass, which knows the shapes."""
         cache = self.new_cache(1)
         self.prefill((0,), cache)
-        return number * self.max_length * cache.memory.nbytes // cache.memory.num_slots
+        states = 0 if cache.history is None else 2 * cache.history.state_bytes
+        return number * (states + self.max_length * cache.memory.nbytes // cache.memory.num_slots)
 
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
@@ -111,6 +119,7 @@ class ModelRunner:
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens without logits, in chunks whose borders depend on the position alone."""
+        token_ids = [*cache.go_back(), *token_ids]
         end = cache.length + len(token_ids)
         done = 0
         while (start := cache.length) < end:
@@ -160,7 +169,10 @@ class ModelRunner:
                 cache.put_in_order()
                 passes.prefill(cache, token_ids)
                 cache.advance(len(token_ids))
+                if cache.history is not None:
+                    cache.history.keep()
             case Forward(_, steps):
+                batch = [self._resumed(rows) for rows in batch]
                 outputs: list[ModelOutput] = passes.run(batch, steps, sampler)
                 for each in batch:
                     cache, paths = each.cache, each.paths
@@ -234,12 +246,25 @@ class ModelRunner:
         most = min(numerics.max_rows(start), cache.capacity - start) if is_chain else numerics.width
         if not 1 <= count <= most:
             raise ValueError(f"{count} tokens at {start}: allowed are 1 to {most}")
+        if cache.history is not None and not is_chain:
+            raise ValueError("paths: recurrent layers take chains alone")
         if parents is None:
             return rows
         paths = lay_out(parents, cache, numerics)
         if (last := max(paths.positions)) >= min(cache.capacity, start + numerics.max_rows(start)):
             raise ValueError(f"a path to position {last} from {start}: allowed are {numerics.max_rows(start)} rows")
         return replace(rows, paths=paths)
+
+    def _resumed(self, rows: Rows) -> Rows:
+        """The same rows behind the tokens that the newest state of recurrent layers lacks."""
+        if rows.cache.history is None:
+            return rows
+        again = rows.cache.go_back()
+        if len(again) > self.numerics.width:
+            self.prefill(again, rows.cache)
+            again = []
+        tokens, number = [*again, *rows.token_ids], len(again)
+        return replace(rows, token_ids=tokens, num_again=number, num_final=number + rows.num_final)
 
 
 def extend(model: ModelRunner, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:

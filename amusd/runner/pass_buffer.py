@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +119,7 @@ class PassInputs:
         positions = self.rows[POSITION, places].view(sequences, -1)
         row_paths = self.rows[PATH, : positions.numel()].view(positions.shape)
         lengths, branches = self.sequences[LENGTH, :sequences], self._sent_paths[:sequences]
-        return partial(attend_by_table, table, lengths, branches, row_paths, positions)
+        return attend_by_table(table, lengths, branches, row_paths, positions)
 
     def send(self, batch: Sequence[Rows], rows: int, sequences: int, num_further: int) -> list[list[int]]:
         """Send a pass padded to `rows` rows of each of `sequences`; returns the places of each sequence of `batch`.

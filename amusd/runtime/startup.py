@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import torch
 
 from amusd.checkpoints.building import device_errors
-from amusd.checkpoints.loading import check_target, load_target
+from amusd.checkpoints.loading import check_target, is_fixed, load_target
 from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError, first_line
@@ -83,7 +83,7 @@ def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[Mo
         use_huge_pages()
     if leader is not None:
         leader.await_followers(device, config.startup_timeout_seconds)
-    if device == "cpu" and config.verify_width == "fixed" and config.max_verify_width > _MANY_ROWS:
+    if device == "cpu" and is_fixed(config) and config.max_verify_width > _MANY_ROWS:
         logger.info(
             f"each target pass computes max_verify_width={config.max_verify_width} rows, which is slow on a CPU"
         )

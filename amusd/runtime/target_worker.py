@@ -87,7 +87,8 @@ class TargetWorker:
         """
         chunk = self.model.numerics.prefill_chunk if self.model.numerics.fixed else 1
         held = {cache: () if before is None else before.kept for cache, before in self._free_caches.items()}
-        shared = {cache: num_common(tokens, prompt[:-1]) // chunk * chunk for cache, tokens in held.items()}
+        alike = {cache: num_common(tokens, prompt[:-1]) // chunk * chunk for cache, tokens in held.items()}
+        shared = {each: each.history.newest(number) if each.history else number for each, number in alike.items()}
         found = max(held, key=lambda cache: shared[cache] if 2 * shared[cache] >= len(held[cache]) else 0)
         return found, shared[found]
 

@@ -176,6 +176,7 @@ class ScriptedCache:
 
     capacity: int
     length: int = 0
+    history = None
 
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`."""

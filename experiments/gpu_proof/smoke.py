@@ -28,6 +28,7 @@ from amusd.checkpoints.loading import capture_for
 from amusd.checkpoints.synthetic import SHAPES
 from amusd.config import Distribution
 from amusd.errors import first_line
+from amusd.models.attention import Window
 from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
 from amusd.models.row_attention import attend_rows
 from amusd.runner.graphs import Replay, run_each_time
@@ -118,8 +119,13 @@ def kernel_cases(dtype: torch.dtype) -> Iterator[Case]:
         operands = sequences([5, 300], 2 * group_size, 2, dim, ROWS, "cpu")
         scores = tuple(each.to(dtype) if each.is_floating_point() else each for each in operands)
         yield "attend_rows", lambda *rows, dim=dim: (attend_rows(*rows, dim**-0.5),), scores
+        yield "attend_rows", partial(_attend_near, scaling=dim**-0.5), scores
     bits = codes_of(5000), torch.from_numpy(_keys(5).view(np.int64))
     yield "noisy_scores", lambda *rows: (noisy_scores(*rows),), (normal(ROWS, 5000), *bits, torch.ones(ROWS))
+
+
+def _attend_near(*rows: Tensor, scaling: float) -> tuple[Tensor, ...]:
+    return (attend_rows(*rows, scaling, 0.0, None, Window(70).first(rows[-1])),)
 
 
 def compared(case: Case, dtype: torch.dtype, device: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from amusd.checkpoints.timed_dtype import settle_dtype
+from amusd.checkpoints.settled import settle
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams
 from amusd.console import table
 from amusd.errors import PeerError
@@ -52,7 +52,7 @@ def measure(request: Request, _arguments: object) -> None:
     machine = describe_environment()
     versions = installed(RUNTIMES)
     drafters = (DrafterConfig(kind="embedded"), DrafterConfig(kind="ngram"))
-    config = settle_dtype(EngineConfig(drafters=drafters, prefix_caching=False), "cpu")
+    config = settle(EngineConfig(drafters=drafters, prefix_caching=False), "cpu")
     per_prompt = answer_all(request, versions, config)
     rows = rows_of(per_prompt)
     print(rows_text(rows))

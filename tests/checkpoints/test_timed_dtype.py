@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from lines import logged
 from models.tiny import tiny_causal_lm, tiny_config, weights_of
 
 from amusd.checkpoints import timed_dtype
 from amusd.checkpoints.checkpoint import write_checkpoint
+from amusd.checkpoints.loading import is_fixed
+from amusd.checkpoints.settled import settle
 from amusd.checkpoints.timed_dtype import quickest_dtype, settle_dtype
 from amusd.config import EngineConfig, HardwareConfig, TargetConfig
 from amusd.models import linear
@@ -69,3 +72,18 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
     monkeypatch.setattr(timed_dtype, "_LEAST_BYTES", 0)
     monkeypatch.setattr(timed_dtype, "_seconds_of", lambda _, rows: seconds if rows[0].dtype is torch.float32 else 1.0)
     assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")
+
+
+WIDTHS = [("LlamaConfig", "fixed"), ("GemmaConfig", "fixed"), ("Qwen3MoeConfig", "bucketed")]
+
+
+@pytest.mark.parametrize(("name", "width"), WIDTHS)
+def test_passes_are_padded_only_where_that_keeps_bits(name: str, width: str, tmp_path: Path) -> None:
+    tiny_config(name).save_pretrained(tmp_path)
+    config = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path), dtype="float32"))
+    with logged() as lines:
+        assert settle(config, "cpu").verify_width == width
+    assert [line.startswith("verify_width=bucketed: the target is a mixture") for line in lines] == [True] * (
+        width == "bucketed"
+    )
+    assert is_fixed(config) is (width == "fixed"), "also where nobody has settled it"

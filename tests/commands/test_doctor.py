@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from models import tiny
 
-from amusd.commands.doctor import _findings, _guard, _links, _models
+from amusd.checkpoints.loading import load_target
+from amusd.commands.doctor import _findings, _guard, _links, _models, _passes, _windows
 from amusd.commands.other_worker import LONG, measure_one_way
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
@@ -48,7 +49,8 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     monkeypatch.setattr(ModelRunner, "new_caches", counted)
     found = looked_at(config)
     assert numbers == {1, 5}, "the size of caches, and what the engine has: a GPU computes rows for all of them"
-    exactness, neighbour = found.pop("exactness"), found.pop("neighbour")
+    exactness, rows, neighbour = (found.pop(name) for name in ("exactness", "rows", "neighbour"))
+    assert re.match(r"a pass of 1, 2, 8 rows takes [\d.]+, [\d.]+, [\d.]+ ms", rows[1])
     said = r"a pass takes [\d.]+ ms, and [\d.]+ while the draft's device computes: running ahead (costs|gains) .*"
     assert re.fullmatch(said, neighbour[1])
     assert all(ok for ok, _ in found.values()), found
@@ -63,6 +65,34 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     assert width != "fixed" or exactness[1].startswith(f"{counted_rows[1]} of {counted_rows[1]} ")
     monkeypatch.setattr("amusd.commands.doctor.free_bytes", lambda _device: 1_000)
     assert looked_at(config)["memory cpu"][0] is False
+
+
+def test_it_says_what_the_positions_outside_of_windows_cost(tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    config = tiny.tiny_config("MinistralConfig", vocab_size=len(tokenizer), sliding_window=64)
+    tiny.save_checkpoint(tmp_path, config, tokenizer)
+    engine = EngineConfig(
+        target=TargetConfig(kind="hf", model=str(tmp_path)),
+        max_model_len=256,
+        max_num_seqs=500,
+        verify_width="bucketed",
+    )
+    megabytes = round(500 * 192 * 2 * 2 * 16 * 4 / 1e6)  # tokens of one layer; keys and values; heads; float32
+    [finding] = _windows(engine, load_target(engine, "cpu")[0])
+    need = f"about {megabytes} MB more than these layers need"
+    assert finding == ("windows", None, f"1 of 2 layers see 64 of 256 tokens; caches keep all, {need}")
+
+
+@pytest.mark.parametrize(
+    ("two_ms", "said"), [(1.3, None), (1.4, "two rows take 1.4 times one, so wrong candidates cost")]
+)
+def test_rows_that_cost_time_are_told(two_ms: float, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"1": 1.0, "2": two_ms, "8": 5.0}
+    monkeypatch.setattr("amusd.commands.doctor.one_pass", lambda *_: None)
+    monkeypatch.setattr("amusd.commands.doctor.time_in_turns", lambda *_: [times, times])
+    (_, ok, text), _ = _passes(EngineConfig(), None, ())  # type: ignore[arg-type]
+    assert text.endswith(said or " 5.0 ms")
+    assert ok is (True if said is None else None)
 
 
 def test_a_wrong_drafter_is_told_before_the_targets_weights_are_read(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def hashes_of(token_ids: Sequence[int]) -> list[int]:
 
 
 class HashCache:
+    history = None
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.hashes = [prefix_hash.EMPTY]

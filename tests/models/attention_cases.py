@@ -9,13 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from amusd.models.attention import Window
+
 UNUSED = 10**12
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]
+Inputs = tuple[Any, ...]
+"""The first nine arguments of `attend_rows`, or all."""
 Attend = Callable[[Inputs], Tensor]
 
 
@@ -114,23 +118,42 @@ def lay_out(
 
 
 def check(
-    attend: Attend, sequences: Sequence[Tokens], rng: random.Random, *, chain: bool, spare: int, tolerance: float
+    attend: Attend,
+    sequences: Sequence[Tokens],
+    rng: random.Random,
+    *,
+    chain: bool,
+    spare: int,
+    tolerance: float,
+    window: Window | None = None,
 ) -> None:
     """One pass over all nodes, and one pass for each node alone: a chain of one row, whose table has no spare."""
+
+    def with_window(inputs: Inputs) -> Inputs:
+        return (*inputs, 0.0, None, None if window is None else window.first(inputs[7]))
+
     inputs, placed = lay_out(sequences, rng, chain=chain, spare=spare)
-    for tokens, rows, result in zip(sequences, placed, attend(inputs), strict=True):
+    if window is not None:
+        for tokens, slots, positions in zip(sequences, inputs[3], inputs[7], strict=True):
+            unseen = slots[: max(0, min(tokens.length, window.first(int(positions[positions >= 0].min()))))]
+            inputs[1][:, unseen] = inputs[2][:, unseen] = torch.nan
+    for tokens, rows, result in zip(sequences, placed, attend(with_window(inputs)), strict=True):
         assert {*rows} >= {*range(len(tokens.parents))}
         for node, row in zip(rows, result, strict=True):
             if node is None:
                 assert not row.any(), "a padded row that is not 0"
                 continue
             single = tokens.alone(node)
-            assert torch.equal(attend(lay_out([single], rng, chain=True)[0])[0, 0], row)
-            torch.testing.assert_close(row.float(), expected(single), rtol=0, atol=tolerance)
+            assert torch.equal(attend(with_window(lay_out([single], rng, chain=True)[0]))[0, 0], row)
+            torch.testing.assert_close(row.float(), expected(single, window), rtol=0, atol=tolerance)
 
 
-def expected(single: Tokens) -> Tensor:
+def expected(single: Tokens, window: Window | None) -> Tensor:
     """Torch's attention of the only node, [heads, dim] in float32."""
-    group = single.queries.shape[1] // len(single.keys)
-    keys, values = (cached.float().repeat_interleave(group, 0) for cached in (single.keys, single.values))
+    group, end = single.queries.shape[1] // len(single.keys), single.keys.shape[1]
+    first = 0
+    if window is not None:
+        first = (end - 1) // window.size * window.size if window.is_chunk else max(0, end - window.size)
+    cached = (single.keys[:, first:], single.values[:, first:])
+    keys, values = (each.float().repeat_interleave(group, 0) for each in cached)
     return F.scaled_dot_product_attention(single.queries[0].float().unsqueeze(1), keys, values).squeeze(1)

@@ -80,8 +80,15 @@ def save_dflash(folder: Path, weights: Weights | None = None, **changes: Any) ->
 
 
 def dflash_scores(
-    weights: Weights, shared: Weights, features: dict[int, Tensor], position: int, token_id: int, skipped: int = 1
+    weights: Weights,
+    shared: Weights,
+    features: dict[int, Tensor],
+    position: int,
+    token_id: int,
+    skipped: int = 1,
+    window: int = 1000,
 ) -> Tensor:
+    """`window`: for features of all positions before."""
     embedding = shared["model.embed_tokens.weight"]
     block = [embedding[token_id], *[embedding[MASK]] * (BLOCK - 1)]
     for index in range(2):
@@ -90,7 +97,8 @@ def dflash_scores(
             layer.placed(feature, place)
         first_norm = layer.at("input_layernorm")
         queries = [layer.placed(norm(row, first_norm), position + depth) for depth, row in enumerate(block)]
-        block = [layer.mixed(row, query) for row, query in zip(block, queries, strict=True)]
+        firsts = [max(0, position + depth + 1 - window) for depth in range(BLOCK)]
+        block = [layer.mixed(*each) for each in zip(block, queries, firsts, strict=True)]
     head = weights.get("lm_head.weight", shared["lm_head.weight"])
     return torch.stack([head @ norm(row, weights["norm.weight"]) for row in block])[skipped:]
 
@@ -157,6 +165,20 @@ def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> N
     check_logits(state.score(27, 42), dflash_scores(weights, shared, dict(enumerate(features[:27])), 27, 42))
 
 
+@pytest.mark.parametrize("key", ["sliding_window", "swa_window_size"])
+def test_dflash_sees_through_its_windows(key: str, target: Path, tmp_path: Path) -> None:
+    weights, shared, features = dflash_weights(), shared_weights(target), random(20, WIDTH, seed=1)
+    settings: dict[str, Any] = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}
+    if key == "swa_window_size":
+        settings["dflash_config"] = {**_NESTED, "swa_window_size": 12}
+    state = load_dflash(
+        save_dflash(tmp_path / "draft", weights, **{"sliding_window": 12, **settings}), target
+    ).new_state()
+    state.take(0, features)
+    expected = dflash_scores(weights, shared, dict(enumerate(features)), 20, 40, window=12)
+    check_logits(state.score(20, 40), expected)
+
+
 def test_dflash_sees_neither_features_that_have_not_come_nor_those_written_over(target: Path, tmp_path: Path) -> None:
     weights, shared, features = dflash_weights(), shared_weights(target), random(14, WIDTH, seed=1)
     state = load_dflash(save_dflash(tmp_path / "draft", weights), target).new_state()
@@ -196,14 +218,6 @@ def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool
 _NESTED = {"target_layer_ids": [1, 4], "mask_token_id": MASK}
 DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no mask": ({"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id=None; allowed: 0 to 96"),
-    "sliding windows": (
-        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100, "use_sliding_window": True},
-        r"drafter .*draft is not supported: its sliding_window of 100 tokens",
-    ),
-    "nested windows": (
-        {"layer_types": ["sliding_attention"] * 2, "dflash_config": {**_NESTED, "swa_window_size": 50}},
-        "its sliding_window of 50 tokens",
-    ),
     "windows without a width": ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window=None"),
     "no list of layers": ({"dflash_config": {"mask_token_id": MASK}}, "lacks dflash_config.target_layer_ids"),
     "two lists": ({"aux_hidden_state_layer_ids": [1, 5]}, "layers that it reads more than once"),

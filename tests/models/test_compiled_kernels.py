@@ -48,16 +48,26 @@ MODELS = {
 }
 LARGE = [Shape(16, 2, 256, torch.bfloat16), Shape(16, 2, 128), Shape(16, 8, 64)]
 """Tiles that fit only without copies ahead of the products; not of `conf/pair`."""
+WINDOWED = [Shape(heads, keys, dim, torch.bfloat16) for heads, keys, dim in ((32, 16, 128), (4, 1, 256), (64, 8, 64))]
+"""Gemma 3 27B and 1B, and gpt-oss 20B, whose other layers transformers computes."""
 
 
 def attend(
-    shape: Shape, *, rows: int = 8, width: int = 2048, paths: int = 3, seqs: int = 1, moved: bool = False
+    shape: Shape,
+    *,
+    rows: int = 8,
+    width: int = 2048,
+    paths: int = 3,
+    seqs: int = 1,
+    moved: bool = False,
+    windowed: bool = False,
 ) -> None:
     """`moved`: tables and positions begin at addresses that are multiples of 8 only."""
     from amusd.models.row_attention_triton import attend_rows
 
     inputs = example(shape, seqs=seqs, rows=rows, width=width, paths=paths)
-    attend_rows(*inputs[:3], *(_unaligned(each) if moved else each for each in inputs[3:8]), inputs[8], 0.0, None)
+    indices = [_unaligned(each) if moved else each for each in inputs[3:8]]
+    attend_rows(*inputs[:3], *indices, inputs[8], 0.0, None, indices[-1] if windowed else None)
 
 
 def _unaligned(indices: Tensor) -> Tensor:
@@ -66,16 +76,16 @@ def _unaligned(indices: Tensor) -> Tensor:
     return whole[first : first + indices.numel()].view(indices.shape)
 
 
-def attend_in_several_passes() -> None:
+def attend_in_several_passes(*, windowed: bool) -> None:
     shape = Shape(64, 8, 128, torch.bfloat16)
-    attend(shape, rows=1, width=256, paths=0)
-    attend(shape, moved=True)
-    attend(shape, seqs=8, rows=16, width=131_072, paths=16)
+    attend(shape, rows=1, width=256, paths=0, windowed=windowed)
+    attend(shape, moved=True, windowed=windowed)
+    attend(shape, seqs=8, rows=16, width=131_072, paths=16, windowed=windowed)
 
 
 def attend_in_large_tiles() -> None:
-    for shape in (*LARGE, Shape(2, 2, 256, torch.float32)):  # the last one is torch's
-        attend(shape)
+    for shape in (*LARGE, *WINDOWED, Shape(2, 2, 256, torch.float32)):  # the last one is torch's
+        attend(shape, windowed=True)
 
 
 def launch_all(model: Model) -> None:
@@ -106,8 +116,9 @@ def compiled(capability: int, work: Callable[[], None]) -> list[Kernel]:
     return kernels
 
 
-def test_one_kernel_of_each_kind_is_compiled_for_hopper_and_fits() -> None:
-    kernels = compiled(90, attend_in_several_passes)
+@pytest.mark.parametrize("windowed", [False, True])
+def test_one_kernel_of_each_kind_is_compiled_for_hopper_and_fits(windowed: bool) -> None:
+    kernels = compiled(90, partial(attend_in_several_passes, windowed=windowed))
     assert [kernel.name for kernel in kernels] == ["_attend_splits", "_combine_splits"]
     assert all(kernel.spilled_bytes <= 32 for kernel in kernels)  # none with triton 3.7, 4 with 3.6
     assert all(2 * kernel.shared_bytes <= 227 * 1024 for kernel in kernels)  # two programs of a multiprocessor
@@ -130,4 +141,4 @@ def test_the_kernels_of_a_model_fit_and_are_the_same_for_all_passes(name: str, c
 @pytest.mark.long
 @pytest.mark.parametrize("capability", SHARED_KIB)
 def test_large_tiles_fit_too(capability: int) -> None:
-    assert len(compiled(capability, attend_in_large_tiles)) == 2 * len(LARGE)
+    assert len(compiled(capability, attend_in_large_tiles)) == 2 * len(LARGE + WINDOWED)

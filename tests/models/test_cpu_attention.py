@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from amusd.models.attention import AttentionInputs
+from amusd.models.attention import AttentionInputs, Window
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.numerics import PROMPT_STEP
 
@@ -30,10 +30,10 @@ class Layer:
         heads = self.keys.shape[0] * self.groups
         return torch.randn(rows, heads, self.keys.shape[2], generator=torch.Generator().manual_seed(seed))
 
-    def attend(self, query: Tensor, visible: Tensor) -> Tensor:
-        """[rows, heads, dim], from the slots that `visible` [rows, slots] allows."""
-        attention = cpu_attention([Part(range(len(query)), visible, 0)], len(query))
-        return attention(AttentionInputs(query, self.keys, self.values, query.shape[2] ** -0.5))
+    def attend(self, query: Tensor, seen: Tensor, window: Window | None) -> Tensor:
+        """[rows, heads, dim]. `seen`: as of `Part`."""
+        attention = cpu_attention([Part(range(len(query)), seen, 0)], len(query))
+        return attention(AttentionInputs(query, self.keys, self.values, query.shape[2] ** -0.5, window=window))
 
     def exact(self, query: Tensor, visible: Tensor) -> Tensor:
         """The same in float64."""
@@ -50,9 +50,15 @@ def layer(*, key_heads: int = 2, groups: int = 3, dim: int = 32) -> Layer:
     return Layer(keys, values, groups)
 
 
-def check(cache: Layer, query: Tensor, visible: Tensor) -> None:
-    expected = cache.exact(query, visible)
-    torch.testing.assert_close(cache.attend(query, visible).double(), expected, atol=1e-5, rtol=0)
+def check(cache: Layer, query: Tensor, seen: Tensor) -> None:
+    own = seen.amax(1, keepdim=True)
+    for window, near in (
+        (None, seen >= 0),
+        (Window(70), own - seen < 70),
+        (Window(70, is_chunk=True), own // 70 == seen.div(70, rounding_mode="floor")),
+    ):
+        expected = cache.exact(query, (seen >= 0) & near)
+        torch.testing.assert_close(cache.attend(query, seen, window).double(), expected, atol=1e-5, rtol=0)
 
 
 @settings(max_examples=15)
@@ -71,8 +77,9 @@ def test_a_chain_gets_the_attention_of_the_definition(shape: tuple[int, int, int
 @given(shared=st.integers(1, LONG - 60), rows=st.sampled_from([1, 5, 16]), seed=st.integers(0, 1000))
 def test_rows_of_a_tree_see_their_own_slots_behind_what_all_share(shared: int, rows: int, seed: int) -> None:
     cache, rng = layer(), random.Random(seed)
-    visible = torch.zeros(rows, LONG, dtype=torch.bool)
-    visible[:, :shared] = True
-    for row in visible:
-        row[rng.sample(range(shared, LONG), rng.randint(1, 40))] = True
-    check(cache, cache.queries(rows, seed), visible)
+    seen = torch.full((rows, LONG), -1)
+    seen[:, :shared] = torch.arange(shared)
+    for row in seen:
+        number = rng.randint(1, 40)
+        row[rng.sample(range(shared, LONG), number)] = torch.arange(shared, shared + number)
+    check(cache, cache.queries(rows, seed), seen)

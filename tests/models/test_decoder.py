@@ -60,7 +60,11 @@ CASES = {
     "llama biases": Case("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "qwen2 biases without that of the output": Case("Qwen2Config"),
     "qwen3 attention_bias": Case("Qwen3Config", {"attention_bias": True}),
-    "mistral with a wide window": Case("MistralConfig", {"sliding_window": tiny.MAX_LENGTH}),
+    "mistral with a window": Case("MistralConfig", {"sliding_window": 20}),
+    "windows of some layers": Case(
+        "Qwen3Config", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    ),
+    "a window that llama has not": Case("LlamaConfig", {"sliding_window": 8}),
     "default rope, other theta": Case("LlamaConfig", rope("default", rope_theta=30.0)),
     "linear rope": Case("LlamaConfig", rope("linear", factor=4.0)),
     "dynamic rope": Case("LlamaConfig", rope("dynamic", factor=4.0)),
@@ -106,7 +110,10 @@ def lean_model(
     return model
 
 
-@pytest.mark.parametrize(("name", "is_captured"), [*((name, False) for name in CASES), ("grouped heads", True)])
+@pytest.mark.parametrize(
+    ("name", "is_captured"),
+    [*((name, False) for name in CASES), ("grouped heads", True), ("windows of some layers", True)],
+)
 def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str, is_captured: bool) -> None:
     stock = stock_model(CASES[name])
     model = lean_model(stock, CAPTURED, capture=run_each_time) if is_captured else lean_model(stock)

@@ -112,8 +112,9 @@ class ReferenceLayer:
         self.values.append(value)
         return rotated(query, position)
 
-    def mixed(self, residual: Tensor, query: Tensor) -> Tensor:
-        keys, values = (torch.stack(rows).repeat_interleave(HEADS // KEY_HEADS, 1) for rows in (self.keys, self.values))
+    def mixed(self, residual: Tensor, query: Tensor, first: int = 0) -> Tensor:
+        seen = self.keys[first:], self.values[first:]
+        keys, values = (torch.stack(rows).repeat_interleave(HEADS // KEY_HEADS, 1) for rows in seen)
         scores = torch.einsum("hd,nhd->hn", query, keys) / math.sqrt(DIM)
         mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), values).flatten()
         hidden = residual + self.times("self_attn.o_proj", mixed)

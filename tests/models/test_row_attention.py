@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from amusd.models.attention import Window
 from amusd.models.row_attention import attend_rows
 from tests.models.attention_cases import Attend, Inputs, Shape, check, lay_out, random_tokens
 from tests.models.triton_process import TritonProcess
@@ -25,30 +26,34 @@ def attend(request: pytest.FixtureRequest) -> Attend:
 
 
 @pytest.mark.parametrize(
-    ("shape", "lengths", "num_nodes", "tree"),
+    ("shape", "lengths", "num_nodes", "tree", "window"),
     [
-        pytest.param(Shape(2, 2), (1, 130), 3, False, id="chains, a head for each"),
-        pytest.param(Shape(6, 2, 24), (1, 126), 3, True, id="trees, three heads of 24 numbers in a group"),
-        pytest.param(Shape(16, 1), (20,), 5, True, id="a tree in tiles of four rows"),
-        pytest.param(Shape(1, 1), (1300,), 2, True, id="a tree behind many splits"),
-        pytest.param(Shape(4, 1, 16, torch.bfloat16), (126,), 3, True, id="half precision"),
+        pytest.param(Shape(2, 2), (1, 130), 3, False, None, id="chains, a head for each"),
+        pytest.param(Shape(6, 2, 24), (1, 126), 3, True, None, id="trees, three heads of 24 numbers in a group"),
+        pytest.param(Shape(16, 1), (20,), 5, True, None, id="a tree in tiles of four rows"),
+        pytest.param(Shape(1, 1), (1300,), 2, True, None, id="a tree behind many splits"),
+        pytest.param(Shape(4, 1, 16, torch.bfloat16), (126,), 3, True, None, id="half precision"),
+        pytest.param(Shape(2, 2), (1, 130), 3, False, Window(66), id="chains whose windows end in another block"),
+        pytest.param(Shape(4, 2), (64, 190), 4, True, Window(2), id="trees, windows of two"),
+        pytest.param(Shape(1, 1), (1500,), 2, True, Window(300), id="a window over splits"),
+        pytest.param(Shape(2, 1), (126, 5), 5, True, Window(64, is_chunk=True), id="trees at the end of a chunk"),
     ],
 )
 def test_a_row_has_the_bits_that_it_has_alone(
-    attend: Attend, shape: Shape, lengths: tuple[int, ...], num_nodes: int, tree: bool
+    attend: Attend, shape: Shape, lengths: tuple[int, ...], num_nodes: int, tree: bool, window: Window | None
 ) -> None:
     rng = random.Random(f"{lengths} {tree}")
     found = [random_tokens(rng, shape, length, num_nodes, tree=tree) for length in lengths]
     tolerance = 1e-6 if shape.dtype is torch.float32 else 2e-2
-    check(attend, found, rng, chain=not tree, spare=70, tolerance=tolerance)
+    check(attend, found, rng, chain=not tree, spare=70, tolerance=tolerance, window=window)
 
 
-def explicit(inputs: Inputs, softcap: float, sinks: Tensor) -> Tensor:
-    """Attention of a chain, from the definition; `sinks` [heads]."""
+def explicit(inputs: Inputs, softcap: float, sinks: Tensor, size: int) -> Tensor:
+    """Attention of a chain, from the definition; `sinks` [heads], `size` of its window."""
     query, keys, values, table, _, _, _, positions, scaling = inputs
     result = torch.zeros_like(query)
     for row, position in enumerate(positions[0].tolist()):
-        slots = table[0, : position + 1]
+        slots = table[0, max(0, position + 1 - size) : position + 1]
         for head in range(query.shape[2] if position >= 0 else 0):
             key_head = head * keys.shape[0] // query.shape[2]
             scores = keys[key_head, slots] @ query[0, row, head] * scaling
@@ -62,7 +67,8 @@ def test_scores_can_be_bounded_and_sinks_take_their_share(interpreter: TritonPro
     inputs, placed = lay_out([random_tokens(rng, Shape(4, 2), 70, 3, tree=False)], rng, chain=True, spare=2)
     inputs = (inputs[0] * 4, *inputs[1:])
     sinks = torch.tensor([-1.0, 0.5, 2.0, 6.0])
-    wanted = explicit(inputs, 1.5, sinks)
     assert None in placed[0]
-    for found in (attend_rows(*inputs, 1.5, sinks), interpreter.attend(inputs, 1.5, sinks)):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
+    for firsts, size in ((None, 100), (Window(5).first(inputs[7]), 5)):
+        wanted, given = explicit(inputs, 1.5, sinks, size), (*inputs, 1.5, sinks, firsts)
+        for found in (attend_rows(*given), interpreter.attend(given)):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)

@@ -30,7 +30,7 @@ STOCK, MODEL = tiny.wrapped_pair("LlamaConfig", NUMERICS)
 _, REPLAYED = tiny.wrapped_pair(
     "LlamaConfig", Numerics(width=WIDTH, fixed=False, has_borders=False, prefill_chunk=32), capture=run_each_time
 )
-UNLIKE = ["LlamaConfig", "Gemma2Config", "GPT2Config", "GptOssConfig", "DeepseekV3Config"]
+UNLIKE = ["LlamaConfig", "Gemma2Config", "GPT2Config", "GptOssConfig", "DeepseekV3Config", "Llama4TextConfig"]
 
 
 @dataclass

@@ -48,8 +48,8 @@ class TritonProcess:
     def __exit__(self, *_error: object) -> None:
         self._executor.shutdown()
 
-    def attend(self, inputs: Inputs, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
-        result: Tensor = pickle.loads(self._executor.submit(_attend, pickle.dumps((*inputs, softcap, sinks))).result())
+    def attend(self, inputs: Inputs) -> Tensor:
+        result: Tensor = pickle.loads(self._executor.submit(_attend, pickle.dumps(inputs)).result())
         return result
 
     def call(self, function: Callable[[], Any]) -> Any:

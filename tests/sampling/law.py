@@ -39,6 +39,8 @@ MAX_LENGTH = len(PROMPT) + NUM_TOKENS + 2
 class Cache:
     """The tokens themselves."""
 
+    history = None
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tokens: list[int] = []

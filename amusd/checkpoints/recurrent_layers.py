@@ -1,0 +1,71 @@
+"""Recurrent layers of transformers' models, called for each sequence alone, with its own states."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+_UPDATES = frozenset({"update_conv_state", "update_recurrent_state"})
+_SETTINGS = ("chunk_size", "time_step_limit")
+"""Attributes of layers that hold for several rows and not for one."""
+_CHUNK = 16
+"""Rows to which transformers' fallbacks pad those of a decoding pass, instead of 64 or 256."""
+
+
+def is_recurrent_layer(kind: type[Any]) -> bool:
+    """Whether modules of this class keep a state in a cache, as told by the names in their `forward`."""
+    code = getattr(inspect.unwrap(getattr(kind, "forward", None) or (lambda: None)), "__code__", None)
+    return code is not None and bool(_UPDATES & {*code.co_names})
+
+
+def has_recurrent_layers(model_class: type[Any]) -> bool:
+    """Whether a model's recurrent layers can be called with other states: they and it take a cache."""
+    takes_cache = "past_key_values" in inspect.signature(model_class.forward).parameters
+    names = vars(sys.modules[model_class.__module__]).values()
+    return takes_cache and any(isinstance(each, type) and is_recurrent_layer(each) for each in names)
+
+
+class RecurrentLayers:
+    """The recurrent layers of one model, which are changed to read `parts` of the cache."""
+
+    def __init__(self, model: Any) -> None:
+        self.layers = [module for module in model.modules() if is_recurrent_layer(type(module))]
+        self.most_rows: int | None = None
+        """Rows of a call; None: any number."""
+        self._in_prompts = [
+            (layer, name, getattr(layer, name)) for layer in self.layers for name in _SETTINGS if hasattr(layer, name)
+        ]
+        for layer in self.layers:
+            names = inspect.signature(layer.forward).parameters
+            cache = next(name for name in ("cache_params", "past_key_values") if name in names)
+            # Some pass arguments on to fallbacks that pad to chunks; on a GPU perhaps to libraries, which refuse them.
+            is_short = "kwargs" in names and not hasattr(layer, _SETTINGS[0]) and model.device.type == "cpu"
+            more = {_SETTINGS[0]: _CHUNK} if is_short else {}
+            layer.forward = partial(self._forward, layer, layer.forward, cache, more)
+
+    def begin(self, *, is_prompt: bool) -> None:
+        """Have the next pass compute as transformers does for a prompt, or one token at a time."""
+        self._is_prompt = is_prompt
+        for layer, name, value in self._in_prompts:
+            decoding: Any = min(value, _CHUNK) if name == _SETTINGS[0] else (0.0, math.inf)
+            setattr(layer, name, value if is_prompt else decoding)
+
+    def _forward(
+        self, layer: Any, forward: Any, cache: str, more: Mapping[str, int], hidden_states: Tensor, **given: Any
+    ) -> Tensor:
+        """Compute [1, rows, hidden], the rows of each sequence behind its own state."""
+        number, found = layer.layer_idx, []
+        for part in given[cache].parts:
+            own = part.state.setdefault(number, LinearAttentionLayer())
+            for rows in part.pieces(number, self.most_rows):
+                states = {cache: Cache(layers=[own] * (number + 1))}
+                found.append(forward(hidden_states[:, rows], **states, **({} if self._is_prompt else more)))
+        return torch.cat(found, dim=1)
