@@ -190,6 +190,7 @@ def test_a_recurrent_draft_serves_vllm(rows_per_step: int, monkeypatch: pytest.M
     assert num_right > 40
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a killed draft is forked anew on Linux alone")
 def test_a_draft_that_is_killed_costs_no_token(tmp_path: Path) -> None:
     """Checkpoints, processes and the default schedule."""
