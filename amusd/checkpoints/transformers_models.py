@@ -180,22 +180,24 @@ def settle_layers(path: str | Path, model: ModelRunner) -> None:
 
     Raises `ConfigError` for a model whose states or whose attention cannot be handled.
     """
-    network, calls, one = model.network, list[AttentionInputs](), causal_attention(0, 1)
+    number = min(6, model.max_length - 2)
+    network, calls, attend = model.network, list[AttentionInputs](), causal_attention(0, number)
     assert isinstance(network, HuggingFaceNetwork)
-    memory, first = KVMemory(1, network.cache_dtype), torch.zeros(1, dtype=torch.int64, device=model.device)
-    memory.slots_of_pass, memory.state_parts = range(1), [StateHistory([], 0).begin(0, (0,), 1)]
+    memory, token_ids = KVMemory(number, network.cache_dtype), torch.arange(number, device=model.device)
+    memory.slots_of_pass = range(number)
+    memory.state_parts = [StateHistory([], 0).begin(0, range(number), number)]
 
     def counted(layer: AttentionInputs) -> Tensor:
         calls.append(layer)
-        return one(layer)
+        return attend(layer)
 
     with torch.inference_mode():
-        logits = network(first, first, counted, memory, with_logits=True)
+        logits = network(token_ids, token_ids, counted, memory, with_logits=True)
     if len(calls) != memory.num_layers:
         raise ConfigError(f"model {path}: not supported: its attention cannot be replaced")
-    limit = float(logits.float().std()) * max(1e-3, 32 * torch.finfo(logits.dtype).eps)
+    limit = float(logits.float().std()) * max(1e-3, 32 * torch.finfo(loaded_dtype(model.options.dtype)).eps)
     for network.recurrent.most_rows in (None, 1):
-        if max(measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))) <= limit:
+        if max(measure_width_invariance(model, (0, 1), number)) <= limit:
             break
     else:
         raise ConfigError(f"model {path}: not supported: its recurrent state cannot be rolled back")

@@ -24,7 +24,10 @@ from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
 
 FEW = 25
-NUM_SCHEDULES = [pytest.param(1, id="one"), pytest.param(25, id="25", marks=pytest.mark.long)]
+NUM_SCHEDULES = [
+    pytest.param(1, id="one"),
+    pytest.param(25, id="25", marks=[pytest.mark.long, pytest.mark.timeout(3000)]),
+]
 WARNED = "so the modes may give different answers"
 CLOSE = 2e-3
 """Of logits whose standard deviation is 1: nemotron_h bounds time steps in prompts alone."""
@@ -79,16 +82,16 @@ def saved(folder: Path, name: str) -> Path:
     return folder
 
 
-def load(folder: Path, *, fixed: bool = False) -> ModelRunner:
+def load(folder: Path, *, fixed: bool = False, dtype: str = "float32") -> ModelRunner:
     numerics = Numerics.for_device("cpu", width=8, fixed=fixed)
-    return load_model(folder, LoadOptions(numerics=numerics, max_model_len=64, dtype="float32"))
+    return load_model(folder, LoadOptions(numerics=numerics, max_model_len=64, dtype=dtype))
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1"])
-def test_a_checkpoint_is_loaded_and_tried(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [("qwen3_5", "float32"), ("nemotron_h", "bfloat16")])
+def test_a_checkpoint_is_loaded_and_tried(name: str, dtype: str, tmp_path: Path) -> None:
     """Both say of themselves that their attention cannot be replaced, and let it."""
     with logged() as lines:
-        model = load(saved(tmp_path, name))
+        model = load(saved(tmp_path, name), dtype=dtype)
     assert (lines, model.network.is_recurrent, model.numerics.num_tracks) == ([], True, 1)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from integrations import test_vllm
 from lines import logged
 from models import test_decoder
 from models.recurrent_models import RECURRENT, VOCAB, check_greedy, noisy_model, our_model
@@ -24,9 +25,10 @@ from amusd.drafters.factory import cascade_factory
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
+from amusd.models.attention import register_attention
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES
-from amusd.runner.model_runner import ModelRunner
+from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.settings import from_mapping
@@ -87,7 +89,7 @@ def check_pair(
         assert 0 < counts.num_accepted < counts.num_verified
 
 
-@pytest.mark.parametrize(("name", "schedule"), [*zip(RECURRENT, SCHEDULES[3:] * 3, strict=False)])
+@pytest.mark.parametrize(("name", "schedule"), [*zip(("qwen3_5", "lfm2", "nemotron_h"), SCHEDULES[3:], strict=True)])
 def test_a_pair_with_recurrent_layers_answers_as_transformers_does(name: str, schedule: DecodingConfig) -> None:
     check_pair(name, our_model(name), our_model(name, NOISE), (schedule, SYNCHRONOUS), prompts_of(LENGTHS))
 
@@ -104,6 +106,12 @@ def test_all_schedules_of_pairs_with_recurrent_layers(name: str, max_num_seqs: i
     for schedule in SCHEDULES[3:]:
         both = schedule, SYNCHRONOUS
         check_pair(name, target, draft, both, prompts[::2], num_tokens=40, max_num_seqs=max_num_seqs, dies_at=9)
+
+
+def extend_of(model: ModelRunner, token_ids: Sequence[int]) -> list[int]:
+    cache = model.new_cache(test_vllm.CAPACITY + 1)
+    model.prefill(token_ids[:-1], cache)
+    return extend(model, token_ids[-1:], cache, test_vllm.CAPACITY - len(token_ids))
 
 
 def lean() -> ModelRunner:
@@ -163,6 +171,26 @@ def test_a_chat_goes_on_from_the_state_behind_its_last_prompt() -> None:
     assert again[1].metrics.num_cached_tokens >= 199
 
 
+@pytest.mark.parametrize("rows_per_step", [1, 5])
+def test_a_recurrent_draft_serves_vllm(rows_per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose rows it drafts for as long as they agree, and follows where they do not."""
+    stock = noisy_model("lfm2", attention=register_attention(), vocab_size=test_vllm.VOCAB_SIZE)
+    model = our_model("lfm2", model=stock)
+    made = drafters_of(model, 2 * test_vllm.MAX_NUM_SEQS)
+    monkeypatch.setattr(test_vllm, "TableTreeDrafter", lambda _: made.pop())
+    for number, prompt in enumerate(test_vllm.PROMPTS[:2]):
+        text = [*prompt, *extend_of(model, prompt)]
+        text[20 + number] = (text[20 + number] + 1) % test_vllm.VOCAB_SIZE  # a token that it cannot foresee
+        text[21 + number :] = extend_of(model, text[: 21 + number])
+        monkeypatch.setitem(test_vllm.TEXTS, prompt, text[: test_vllm.CAPACITY])
+    runner, num_right = test_vllm.Runner(*test_vllm.PROMPTS[:2], rows_per_step=rows_per_step), 0
+    while runner.rows:
+        runner.drafts.let(9)
+        num_right += sum(runner.run())
+    assert num_right > 40
+
+
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a killed draft is forked anew on Linux alone")
 def test_a_draft_that_is_killed_costs_no_token(tmp_path: Path) -> None:
     """Checkpoints, processes and the default schedule."""
