@@ -146,9 +146,14 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
     quantization = quantization_of(config)
     if quantization is not None:  # or one that it does not know would be left out
         AutoHfQuantizer.from_config(copy.deepcopy(quantization), pre_quantized=True)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if model_class.config_class is not type(config):  # it is the text model of a larger one
+        config = config.get_text_config(decoder=True)
+        if quantization is not None:
+            config.quantization_config = quantization
     onto_device = quantization is not None and (options.device != "cpu" or is_accelerate_available())
     with quiet_transformers():
-        model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        model, info = model_class.from_pretrained(
             str(find_checkpoint(path)),
             config=config,
             dtype=loaded_dtype(options.dtype),

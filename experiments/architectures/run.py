@@ -166,12 +166,15 @@ def _compared(stock: Any) -> str:
         try:
             options = LoadOptions(numerics=rule, max_model_len=200, dtype="float32")
             model = load_model(folder, options)
-            difference = float((decoded(model, token_ids) - expected[PROMPT:]).abs().max())
+            found, tolerance = decoded(model, token_ids), TOLERANCE * max(1.0, float(expected.abs().max()))
+            difference = float((found - expected[PROMPT:]).abs().max())
+            if difference > tolerance:  # of some models transformers' own decoding is not its forward pass
+                difference = float((found - decoded_by(stock, token_ids)).abs().max())
             invariant = not any(measure_width_invariance(model, token_ids[:PROMPT], 16))
         except Exception as error:  # noqa: BLE001
             line = first_line(error).replace(folder, "...")
             return f"refused: {line.rpartition('not supported: ')[2]}"
-    if not difference < TOLERANCE * max(1.0, float(expected.abs().max())):
+    if not difference < tolerance:
         return f"wrong: logits differ by {difference:.2g}"
     return f"{'bits' if invariant else 'rounding'}, computed by {model.implementation}"
 
@@ -187,6 +190,16 @@ def decoded(model: ModelRunner, token_ids: list[int]) -> Tensor:
         rows.append(model.run([Rows([*right, *wrong], cache)])[0].logits[: len(right)].clone())
         cache.truncate(start + len(right))
         number += 1
+    return torch.cat(rows)
+
+
+def decoded_by(stock: Any, token_ids: list[int]) -> Tensor:
+    """The same by transformers, one token at a time."""
+    with torch.inference_mode():
+        output, rows = stock(torch.tensor([token_ids[:PROMPT]]), use_cache=True), list[Tensor]()
+        for token_id in token_ids[PROMPT:]:
+            output = stock(torch.tensor([[token_id]]), past_key_values=output.past_key_values, use_cache=True)
+            rows.append(output.logits[0])
     return torch.cat(rows)
 
 

@@ -26,7 +26,30 @@ SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "
 GEMMA: dict[str, Any] = {
     **SIZES, "model_type": "gemma3_text", "num_hidden_layers": 6, "query_pre_attn_scalar": 8, "sliding_window": 16,
 }  # fmt: skip
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 250,
+    "text_config": {
+        **SIZES, "model_type": "qwen3_5_text", "attn_output_gate": True, "full_attention_interval": 4,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 8,
+        "max_position_embeddings": 262144, "num_hidden_layers": 4, "vocab_size": VOCAB, "eos_token_id": 2,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+    },
+    "tie_word_embeddings": False, "video_token_id": 251, "vision_end_token_id": 252, "vision_start_token_id": 253,
+    "vision_config": {
+        "depth": 1, "hidden_size": 16, "in_channels": 3, "intermediate_size": 16, "model_type": "qwen3_5",
+        "num_heads": 2, "num_position_embeddings": 16, "out_hidden_size": 32, "patch_size": 4,
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen3.5-27B": QWEN,
+    "Qwen/Qwen3.5-0.8B": {
+        **QWEN, "tie_word_embeddings": True, "text_config": {**QWEN["text_config"], "tie_word_embeddings": True},
+    },
     "google/gemma-3-27b-it": {
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
         "boi_token_index": 253, "eoi_token_index": 254, "image_token_index": 255, "mm_tokens_per_image": 4,
@@ -65,7 +88,12 @@ def save(folder: Path, settings: Mapping[str, Any]) -> Path:
     tokenizer = tiny.byte_tokenizer()
     assert len(tokenizer) == VOCAB
     stated = {key: value for key, value in settings.items() if key != "quantization_config"}
-    model = tiny.tiny_causal_lm(transformers.AutoConfig.for_model(**stated))
+    torch.manual_seed(0)
+    model = getattr(transformers, settings["architectures"][0])(transformers.AutoConfig.for_model(**stated))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if "quantization_config" in settings:
@@ -85,7 +113,7 @@ def pack(file: Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("pair", ["gemma3_27b", "gpt_oss_20b"])
+@pytest.mark.parametrize("pair", ["gemma3_27b", "gpt_oss_20b", "qwen35_27b"])
 def test_a_pair_is_composed_and_gives_the_tokens_of_transformers(pair: str, tmp_path: Path) -> None:
     published = compose_config([f"pair={pair}"])
     own, folder = [f"pair={pair}", "hardware=cpu", "target.dtype=float32"], tmp_path / "target"

