@@ -78,7 +78,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
         reference = tuple(rng.choices(range(12), k=MAX_LENGTH - len(prompt)))
         shape = (3, rng.randint(1, 5)) if kind.is_tree else (1, 1)
         lookahead, per_message = rng.randint(2, 12), rng.choice([1, 1, 3])
-        options = (lookahead, per_message, reference, distribution, *shape)
+        options = (lookahead, per_message, reference, distribution.as_message(), *shape)
         managers.append(RollbackManager(Open(number, 1, prompt, MAX_LENGTH, "test", *options), drafter))
         managers[-1].open()
     return managers
