@@ -65,7 +65,9 @@ class ZeroMQTransport(Transport):
         self._next_look = self._next_give_way = 0.0  # monotonic seconds
         try:
             self._socket = _new_socket(checked, is_local=is_local, listens=listens)
-            self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | _REFUSALS)
+            # A connection that ends before its handshake says something of keys only to an end that has some.
+            self._refusals = _REFUSALS if keys is not None else _REFUSALS & ~zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | self._refusals)
         except zmq.ZMQError as error:  # there are no descriptors left
             raise ConfigError(f"transport: no link can be made: {error}") from error
         self._poller = zmq.Poller()
@@ -202,7 +204,7 @@ class ZeroMQTransport(Transport):
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # the event does not say which of the connections it is
                 self._is_attached, self.refusal = True, None
-            elif kind & _REFUSALS:
+            elif kind & self._refusals:
                 self.reject("a connection that has shown no key, or a wrong one")
                 self.refusal = self.refusal if self._is_attached else f"{self.address}: {_NO_KEY_HELD}"
             elif kind == zmq.EVENT_DISCONNECTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_a_link_of_no_more_use_is_left_at_once(
     assert lingers == [0, 0]
     with pytest.raises(PeerLostError):
         expect(other)
+
+
+def test_a_tunnel_that_closes_while_no_draft_is_behind_it_says_nothing_of_keys() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        address = f"tcp://127.0.0.1:{tunnel.getsockname()[1]}"
+        with closing(ZeroMQTransport(address, NONCE, listens=False)) as target:
+            for _ in range(3):
+                connection, _ = tunnel.accept()
+                connection.close()
+                assert target.receive(0.1) is None
+            assert target.refusal is None
 
 
 def test_a_second_peer_is_told_so_and_disturbs_nothing(listener: ZeroMQTransport, other: ZeroMQTransport) -> None:
