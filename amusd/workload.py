@@ -62,8 +62,14 @@ class WorkloadPrompt:
         """The conversation with its next message behind `answer`; None if there is none."""
         if not self.later:
             return None
-        turns = (*self.turns, {"role": "assistant", "content": answer}, self.later[0])
-        return dataclasses.replace(self, turns=turns, later=self.later[1:], turn=self.turn + 1)
+        asked = next(place for place, turn in enumerate(self.later, start=1) if turn["role"] == "user")
+        turns = (*self.turns, {"role": "assistant", "content": answer}, *self.later[:asked])
+        return dataclasses.replace(self, turns=turns, later=self.later[asked:], turn=self.turn + 1)
+
+    @property
+    def num_turns(self) -> int:
+        """Answers that the rest of the conversation takes."""
+        return 1 + sum(turn["role"] == "user" for turn in self.later)
 
 
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
@@ -121,7 +127,7 @@ def user_prompt(text: str) -> WorkloadPrompt:
 
 class _Turn(msgspec.Struct):
     role: str
-    content: Text
+    content: Any = None
 
 
 class _Record(msgspec.Struct):
@@ -143,6 +149,7 @@ class _Record(msgspec.Struct):
         texts = [text for text in (self.prompt, *(self.turns or ()), self.question) if text is not None][:1]
         messages = [turn for turn in self.messages or () if turn.role != "assistant"]
         said = [_Turn("user", text) for text in texts] or messages
+        said = said[: max((place for place, turn in enumerate(said, start=1) if turn.role == "user"), default=0)]
         first = next((place for place, turn in enumerate(said, start=1) if turn.role == "user"), 0)
         return said[:first], said[first:]
 
@@ -155,6 +162,8 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
         turns, later = (tuple(map(msgspec.to_builtins, part)) for part in record.asked())
         if not turns:
             raise ValueError("there is none of these")
+        if not all(isinstance(turn["content"], str) and turn["content"] for turn in (*turns, *later)):
+            raise ValueError("a message has no text")
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({error})") from error
     category = None if record.category is None else " ".join(str(record.category).split())

@@ -60,12 +60,13 @@ def test_every_layout_is_read(tmp_path: Path, layout: str) -> None:
 
 
 def test_a_conversation_asks_its_messages_behind_the_answers(tmp_path: Path) -> None:
-    record = {"messages": [USER, ANSWER, {**USER, "content": "Second"}]}
+    called, asked = {"role": "assistant", "content": None}, {**USER, "content": "Second"}
+    record = {"messages": [USER, called, SYSTEM, asked, SYSTEM]}
     (first,) = load_prompts(WorkloadConfig(path=write(tmp_path / "prompts.jsonl", record)))
     second = first.following("told")
     assert second is not None
-    assert second.asked == [USER, {**ANSWER, "content": "told"}, {**USER, "content": "Second"}]
-    assert (first.turn, second.turn, second.following("more")) == (1, 2, None)
+    assert second.asked == [USER, {**ANSWER, "content": "told"}, SYSTEM, asked]
+    assert (first.turn, second.turn, first.num_turns, second.following("more")) == (1, 2, 2, None)
 
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\\n\\n{question}"
@@ -76,6 +77,7 @@ BAD = {
     '{"prompt": "\\ud800"}\n': "line 1: expected an object",
     '{"conversation": [{"role": "assistant", "content": "x"}]}\n': "line 1: .*there is none of these",
     '{"messages": [{"role": "system", "content": "x"}]}\n': "line 1: .*there is none of these",
+    '{"messages": [{"role": "user", "content": ""}]}\n': "line 1: .*a message has no text",
     '{"turns": ["a"]}\n{"prompt": "b"}\n{"messages": [{"role": "user", "content": "' + PLACEHOLDER + '"}]}\n': (
         "line 3: SPEED-Bench's placeholder; its prepare.py fetches the text"
     ),

@@ -81,13 +81,17 @@ def generate_file(job: Job, engine: Engine) -> Done:
             answer = engine.submit(token_ids, config.sampling, decoding=decoding, reference=reference)
             asked[answer] = prompt
             yield answer
-            said += [answer.result().text] if prompt.later else []  # one that failed is told in its turn
+            if prompt.later:
+                try:
+                    said.append(answer.result().text)
+                except Exception:  # noqa: BLE001 - raised again in its turn, behind the answers before it
+                    return
 
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
     result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
-        num_turns = sum(1 + len(prompt.later) for prompt in prompts)
+        num_turns = sum(prompt.num_turns for prompt in prompts)
         try:
             with closing(in_flight(engine, map(conversation, prompts), max_num_seqs)) as answers:
                 for number, answer in enumerate(answers, start=1):
@@ -164,8 +168,11 @@ def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number:
                 if own[-1].is_over:
                     own.extend(islice(rest, 1))
             while flying and flying[0][1][0].is_over:
-                yield flying[0][1].popleft()
-                if not flying[0][1]:
+                rest, own = flying[0]
+                if len(own) == 1:  # it may be over only since the other conversations were looked at
+                    own.extend(islice(rest, 1))
+                yield own.popleft()
+                if not own:
                     flying.popleft()
     finally:
         for answer in chain.from_iterable(own for _, own in flying):

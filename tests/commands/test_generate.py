@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from runtime.pair import plain_engine
 
 from amusd.commands.generate import generate as answer_one
-from amusd.commands.generate import generate_file
+from amusd.commands.generate import generate_file, in_flight
 from amusd.commands.job import Job
 from amusd.config import RunConfig
 from amusd.console import Console
@@ -99,6 +101,57 @@ def test_a_conversation_goes_on_behind_its_own_answers_also_in_a_second_run(conf
     said = [turn["content"] for turn in lines[2]["prompt"]]
     assert said == ["bad", lines[0]["text"], "fade", lines[1]["text"], "cafe"]
     assert (result["num_answers"], result["num_prompts"], result["num_refused_prompts"]) == (7, 4, 1)
+
+
+class Ends:
+    """An answer that is over after `num_steps` steps of the engine."""
+
+    def __init__(self, name: str, num_steps: int) -> None:
+        self.name, self.num_steps, self.all_tokens_at = name, num_steps, None
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_steps <= 0
+
+
+def test_no_turn_is_left_out_whenever_the_answers_end() -> None:
+    started: list[Ends] = []
+
+    def step() -> None:
+        for answer in started:
+            answer.num_steps -= 1
+
+    def conversation(name: str, steps: list[int], *, steps_between: bool) -> Iterator[Any]:
+        for number, num_steps in enumerate(steps, start=1):
+            if number > 1 and steps_between:
+                step()
+            started.append(Ends(f"{name}{number}", num_steps))
+            yield started[-1]
+
+    engine: Any = SimpleNamespace(scheduler=SimpleNamespace(step=step))
+    talks = [conversation("a", [2, 1], steps_between=False), conversation("b", [1, 1], steps_between=True)]
+    assert [answer.name for answer in cast("Any", in_flight(engine, iter(talks), 2))] == ["a1", "a2", "b1", "b2"]
+
+
+def test_a_turn_that_fails_costs_no_answer_before_it(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = [{"role": "user", "content": text} for text in ("bead", "deaf")]
+    records = [{"prompt": "bad"}, {"prompt": "fade"}, {"messages": talk}]
+    Path(str(config.workload.path)).write_text("".join(json.dumps(record) + "\n" for record in records))
+    with plain_engine(3) as engine:
+        submit = engine.submit
+
+        def failing(prompt: Any, *given: Any, **options: Any) -> Any:
+            answer = submit(prompt, *given, **options)
+            if len(answers := [*answers_of, answer]) == len(records):
+                answer.fail(ValueError("not finite"))
+            answers_of[:] = answers
+            return answer
+
+        answers_of: list[Any] = []
+        monkeypatch.setattr(engine, "submit", failing)
+        with pytest.raises(ValueError, match="not finite"):
+            generate(config, engine)
+    assert [line["id"] for line in written(config)] == [1, 2]
 
 
 def test_one_conversation_is_shown_turn_by_turn(
