@@ -48,52 +48,52 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
     tokenizer_hash = ""
     notes, models = [], []
     for config in engine.drafters:
-        factories[config.kind], model, tokenizer = _load(config, engine, device, start_inner)
-        if isinstance(model, ModelRunner):
-            models.append(model)
-        if model is None or tokenizer is None:  # fits any target
+        factories[config.kind], loaded, tokenizer = _load(config, engine, device, start_inner)
+        models += [model for model in loaded if isinstance(model, ModelRunner)]
+        if not loaded or tokenizer is None:  # fits any target
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         tokenizer_hash = tokenizer.fingerprint
-        if config.stages[0].kind == "hf" and model.output_ids is not None:
-            notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
+        if config.stages[0].kind == "hf" and (output_ids := loaded[0].output_ids) is not None:
+            notes.append(describe_share(output_ids, loaded[0].num_ids, tokenizer.encode))
     return LoadedDrafters(factories, tokenizer_hash, notes, models)
 
 
 def _load(
     config: DrafterConfig, engine: EngineConfig, device: str, start_inner: StartInner | None
-) -> tuple[DrafterFactory, ModelRunner | BlockModel | None, Tokenizer | None]:
-    """One kind's factory, its model, and its tokenizer; None: any will do."""
+) -> tuple[DrafterFactory, Sequence[ModelRunner | BlockModel], Tokenizer | None]:
+    """One kind's factory, its models here, the outermost first, and its tokenizer; None: any will do."""
     if config.kind == "custom":
-        return load_own(config, engine, device), None, None
+        return load_own(config, engine, device), (), None
     if config.kind == "ngram":
         earlier = EarlierAnswers(config.remember)
-        return lambda number: [NgramDrafter(config.min_lookup or 1, earlier) for _ in range(number)], None, None
+        return lambda number: [NgramDrafter(config.min_lookup or 1, earlier) for _ in range(number)], (), None
     model, tokenizer = load_draft_model(config, engine, device)
     if not isinstance(model, ModelRunner):
-        return lambda number: [BlockDrafter(model) for _ in range(number)], model, tokenizer
+        return lambda number: [BlockDrafter(model) for _ in range(number)], [model], tokenizer
     if config.kind != "cascade":
-        return model_factory(config, model), model, tokenizer
+        return model_factory(config, model), [model], tokenizer
+    below: Sequence[ModelRunner | BlockModel] = ()
     if config.inner_device is not None and start_inner is not None and tokenizer is not None:
         inner = start_inner(config, model, tokenizer)
     else:
-        inner = _load_inner(config, engine, device, model, tokenizer)
-    return cascade_factory(model, inner), model, tokenizer
+        inner, below = _load_inner(config, engine, device, model, tokenizer)
+    return cascade_factory(model, inner), [model, *below], tokenizer
 
 
 def _load_inner(
     config: DrafterConfig, engine: EngineConfig, device: str, middle: ModelRunner, tokenizer: Tokenizer | None
-) -> DrafterFactory:
-    """The factory of a cascade's inner drafters. Raises `ConfigError` if they cannot draft for `middle`."""
-    factory, model, own = _load(config.stages[1], engine, device, None)
-    if model is not None:
+) -> tuple[DrafterFactory, Sequence[ModelRunner | BlockModel]]:
+    """The factory of a cascade's inner drafters, and their model. Raises `ConfigError` if they do not fit `middle`."""
+    factory, models, own = _load(config.stages[1], engine, device, None)
+    for model in models:
         said = f"drafter.inner={config.inner}"
         if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
             raise ConfigError(f"{said}: its tokenizer differs from that of {config.model}")
         if model.num_ids > middle.num_ids:
             raise ConfigError(f"{said}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})")
-    return factory
+    return factory, models
 
 
 def cascade_factory(middle: ModelRunner, make_inner: DrafterFactory) -> DrafterFactory:

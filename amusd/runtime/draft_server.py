@@ -80,7 +80,7 @@ def load(config: EngineConfig, inner: StartInner | None = None) -> Offer:
 def _shorten(models: Sequence[ModelRunner], config: EngineConfig, device: str) -> Iterator[str]:
     """Shorten the models' caches to half of the free memory, if `fits_memory`; gives a line for people."""
     for model in models if config.fits_memory else ():
-        needed, most = model.cache_bytes(config.max_num_seqs), free_bytes(device) // 2
+        needed, most = model.cache_bytes(config.max_num_seqs), free_bytes(device) // 2 // len(models)
         if needed > most:
             model.max_length = max(1, model.max_length * most // needed)
             yield f"its {config.max_num_seqs} caches hold {model.max_length} tokens each, in half of the free memory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -152,3 +153,8 @@ def test_the_drafts_caches_fit_into_half_of_the_free_memory_where_that_is_asked_
     assert [drafter.max_length for drafter in offer.drafters["hf"]] == [length] * 3
     lines = [note for note in offer.notes if "caches hold" in note]
     assert lines == ([f"its 3 caches hold {length} tokens each, in half of the free memory"] if length < 256 else [])
+    inner = str(small_models / "draft")
+    cascade = replace(config, drafters=(replace(drafter, kind="cascade", inner=inner),))
+    lines = [note for note in load(cascade).notes if "caches hold" in note]
+    halved = [f"its 3 caches hold {length // 2} tokens each, in half of the free memory"] * 2
+    assert lines == (halved if length < 256 else [])
