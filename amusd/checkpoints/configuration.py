@@ -1,4 +1,4 @@
-"""Configurations of models: whether one can be run, with a cache that can be cut back, and how far.
+"""Reads configurations of models: which can run, and how long their sequences may be.
 
 transformers reads them; its import takes a second, which a checkpoint of our own saves.
 """
@@ -170,7 +170,7 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         return bool(getattr(text, name, None))
 
     can_resume = is_recurrent(config) and model_class is not None and has_recurrent_layers(model_class)
-    # Of recurrent models many deny it and let it be done, which is found at load.
+    # Many recurrent models deny support but work; loading tests them.
     can_replace = can_resume or getattr(model_class, "_supports_attention_backend", False)
     reasons = {
         "it is no causal language model": config.is_encoder_decoder or model_class is None,

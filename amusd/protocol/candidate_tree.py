@@ -54,7 +54,7 @@ class CandidateTree:
         """By number: the tree's, and committed ones (T2)."""
 
     def forget_before(self, base: int) -> None:
-        """The draft no longer names nodes before its `base` (T2)."""
+        """Forget the numbers of nodes before `base`, which the draft no longer names (T2)."""
         self.nodes = {number: node for number, node in self.nodes.items() if node.position >= base}
 
     def add(self, node: CandidateNode, base: int, parent: int) -> Reception:

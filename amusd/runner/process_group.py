@@ -62,7 +62,7 @@ def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend
 
 
 class ProcessGroup(Ranks):
-    """A rank that exchanges tensors with the others, once they have met; links to them tell it of their loss."""
+    """One rank of a group that exchanges tensors. Links to the other ranks show their loss."""
 
     def __init__(self, rank: int, size: int, rendezvous: Rendezvous, backend: Backend = "gloo") -> None:
         super().__init__(rank, size)

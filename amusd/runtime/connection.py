@@ -2,8 +2,9 @@
 
     lost ──▶ its process has ended ──▶ the next one starts and listens ──▶ both say hello ──▶ it is used
 
-The target goes on decoding meanwhile: once there was a draft, nothing here waits or raises. Each draft has its own link
-and nonce, so messages of an earlier one are dropped. `patience.Restarts` says when the target stays alone for good.
+The target goes on decoding meanwhile: after the first draft nothing here raises, and a search waits at most
+`hello_seconds`. Each draft has its own link and nonce, so messages of an earlier one are dropped.
+`patience.Restarts` says when the target stays alone for good.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Connection:
             if not self._look(0.0, hello_seconds):
                 return False
         except ConfigError as error:
-            self._give_up(f"the draft that was to replace it is refused: {error}")
+            self._give_up(f"the next draft is refused: {error}")
             return False
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             logger.debug("no draft yet", exc_info=True)

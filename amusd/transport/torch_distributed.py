@@ -7,7 +7,7 @@
 * Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
   see bounded queues, and never wait for the peer.
 * A closing peer says goodbye; a dying process ends its connections. A stopped process is slow, not lost.
-* `close` leaves no thread behind, unless groups are forming, within `FORM_SECONDS`, or the peer closed amid a send.
+* `close` may leave a thread while groups form (`FORM_SECONDS`), or if the peer closed amid a send.
 """
 
 from __future__ import annotations
