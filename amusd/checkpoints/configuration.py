@@ -111,7 +111,7 @@ def layer_windows(config: Any) -> list[int | None]:
     return [getattr(text, _WINDOW_OF_LAYER.get(layer_type, ""), None) for layer_type in layer_types]
 
 
-def why_bits_vary(config: Any) -> str | None:
+def why_rows_vary(config: Any) -> str | None:
     """What makes the bits of a row depend on its pass even if it is padded; None: nothing in the configuration."""
     text = config.get_text_config(decoder=True)
     has_experts = any((getattr(text, name, None) or 0) > 1 for name in _NUM_EXPERTS)

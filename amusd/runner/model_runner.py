@@ -30,9 +30,9 @@ from amusd.models.recurrent import StateHistory
 from amusd.runner.captured import CapturedPasses
 from amusd.runner.eager import EagerPasses
 from amusd.runner.fallback import find_way
-from amusd.runner.graphs import send, wait_for
+from amusd.runner.graphs import wait_for
 from amusd.runner.load_options import LoadOptions
-from amusd.sampling.sampler import RowSampler, SamplingState
+from amusd.sampling.sampler import RowSampler, SamplingState, send
 
 
 @dataclass(eq=False, repr=False)

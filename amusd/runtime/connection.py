@@ -175,7 +175,7 @@ class Connection:
                 timeout = max(timeout, hello_seconds)
             link = self._arriving
             if link is not None and (message := link.receive(timeout)) is not None:
-                self._meet(source, link, message)
+                self._take_hello(source, link, message)
                 return True
             if end is not None:
                 raise PeerLostError(end.in_words(DRAFT))
@@ -198,7 +198,7 @@ class Connection:
             self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
             self._arriving.send(self._hello)
 
-    def _meet(self, source: DraftSource, link: Link, hello: Message) -> None:
+    def _take_hello(self, source: DraftSource, link: Link, hello: Message) -> None:
         if isinstance(hello, Failed):
             if hello == BUSY:
                 raise self._refused(f"drafter.address={link.address}: {BUSY.text}; it serves one at a time")

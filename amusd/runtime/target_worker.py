@@ -18,8 +18,8 @@ from amusd.protocol.prefix_hash import num_common
 from amusd.protocol.verification import PassOutcome
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_sequence import Request, TargetSequence
-from amusd.runtime.verifier import prepare_to_verify
+from amusd.runtime.target_sequence import TargetSequence
+from amusd.runtime.verifier import Request, prepare_to_verify
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
