@@ -16,8 +16,9 @@ from typing import Any
 from typing_extensions import Self
 
 from amusd.errors import StateError
-from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_sequence import TargetSequence
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.verifier import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, Token, TopLogprobs

@@ -33,8 +33,8 @@ from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.devices import device_of
 from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.startup import connect_target
-from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.verifier import Request
 from amusd.runtime.workers import start_workers
 from amusd.sampling.stopping import StopChecker
 from amusd.settings import Settings, check_kind, from_mapping, shown

@@ -58,7 +58,7 @@ class StateError(AmusdError, RuntimeError):
 
 
 class DeviceError(AmusdError):
-    """A device did not finish its work within the deadline."""
+    """A device did not finish in time, or cannot capture a pass."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all."""
+"""Files: atomic writes, checks of checkpoint folders, private folders for sockets."""
 
 from __future__ import annotations
 

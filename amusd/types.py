@@ -27,8 +27,8 @@ it is lost for good.
 """
 
 TokenSource: TypeAlias = Literal["target", "candidate", "alternative"]
-"""Who said a token first, which depends on timing; the token does not. `candidate`: an accepted one of the likeliest
-path; `alternative`: an accepted candidate beside that path.
+"""Which model proposed a token first. This depends on timing; the token does not. `candidate`: an accepted one of the
+likeliest path; `alternative`: an accepted candidate beside that path.
 """
 
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "aborted"]

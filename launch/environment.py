@@ -1,4 +1,4 @@
-"""The environment of a run: the variables and threads of torch that are set, and the facts a number depends on.
+"""Sets torch's variables and threads for a run, and describes the machine.
 
 Thread pools keep the settings that they find when torch is imported, so threads are set first.
 """

@@ -69,7 +69,7 @@ class Jobs:
         return partial(Jobs, keeps_engine=False), (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Do one job of Hydra's; failures are told, and the next job goes on. Raises `KeyboardInterrupt` alone.
+        """Run one job of Hydra's; a failure is logged, and the next job runs. Raises `KeyboardInterrupt` alone.
 
         Returns tokens a second, for optimizing sweepers; NaN without a result.
         """

@@ -65,7 +65,7 @@ STORE_SECONDS = 60.0
 SILENT_SECONDS = 10.0
 """How long the store may be silent before the last rank takes rank 0's machine for lost."""
 ADDRESS = "address"
-"""Key in the store of the address at which rank 0 waits for the others; the value is empty if there is no work."""
+"""Key in the store of rank 0's address; its value is empty when no work is left."""
 
 
 class RankInfo(NamedTuple):

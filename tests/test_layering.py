@@ -100,8 +100,8 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
 
 
 READ_A_DTYPE = (
-    "import launch.jobs; from amusd.config import EngineConfig; from amusd.checkpoints import settled, timed_dtype; "
-    "timed_dtype._kept_in = lambda _: 'bfloat16'; "
+    "import launch.jobs; from amusd.config import EngineConfig; from amusd.checkpoints import settled; "
+    "settled._kept_in = lambda _: 'bfloat16'; "
     "assert settled.settle(EngineConfig(), 'cpu').target.dtype == 'bfloat16'"
 )
 ANSWER = (

@@ -1,6 +1,6 @@
 """Builds causal language models of checkpoints, with the lean decoder where it covers them.
 
-A model that cannot be rolled back is refused before any weight is read.
+A model that cannot be rolled back is refused: by its configuration, or by a test after loading.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def load_model(
 ) -> ModelRunner:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: for a draft that must read its target's ids. A promise that transformers' layers break is logged.
-    `num_layers`: load only the first ones. Raises as `prepared`, and `ConfigError` for unreadable files.
+    `shared`: for a draft that must read its target's ids. `num_layers`: load only the first ones. With
+    `fixed`, logs a warning if logits of transformers' layers depend on the pass. Raises as `prepared`, and
+    `ConfigError` for unreadable files.
     """
     config = load_config(path, num_layers, options.model_impl)
     with one_line_errors(path), prepared(config, options) as max_length:

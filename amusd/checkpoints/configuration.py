@@ -1,4 +1,4 @@
-"""Configurations of models: whether one can be run, with a cache that can be cut back, and how far.
+"""Reads configurations of models: which can run, and how long their sequences may be.
 
 transformers reads them; its import takes a second, which a checkpoint of our own saves.
 """
@@ -111,7 +111,7 @@ def layer_windows(config: Any) -> list[int | None]:
     return [getattr(text, _WINDOW_OF_LAYER.get(layer_type, ""), None) for layer_type in layer_types]
 
 
-def why_bits_vary(config: Any) -> str | None:
+def why_rows_vary(config: Any) -> str | None:
     """What makes the bits of a row depend on its pass even if it is padded; None: nothing in the configuration."""
     text = config.get_text_config(decoder=True)
     has_experts = any((getattr(text, name, None) or 0) > 1 for name in _NUM_EXPERTS)
@@ -170,7 +170,7 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         return bool(getattr(text, name, None))
 
     can_resume = is_recurrent(config) and model_class is not None and has_recurrent_layers(model_class)
-    # Of recurrent models many deny it and let it be done, which is found at load.
+    # Many recurrent models deny support but work; loading tests them.
     can_replace = can_resume or getattr(model_class, "_supports_attention_backend", False)
     reasons = {
         "it is no causal language model": config.is_encoder_decoder or model_class is None,

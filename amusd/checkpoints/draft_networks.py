@@ -30,9 +30,9 @@ from amusd.models.attention import Attention, AttentionInputs, attend_masked
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
-from amusd.runner.graphs import send
 from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
+from amusd.sampling.sampler import send
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
 

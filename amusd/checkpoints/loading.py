@@ -1,4 +1,4 @@
-"""Loads the models and tokenizers of a configuration, and refuses what cannot run before weights are read."""
+"""Loads the models and tokenizers of a configuration."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Contestant:
     num_devices: int = 1
     answers: list[Generation] = field(default_factory=list)
     seconds: float = 0.0
-    """In which the answers were made."""
+    """Total time in which the answers were made."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _memory(config: EngineConfig, device: str, models: Sequence[ModelRunner]) ->
 
 
 def _windows(config: EngineConfig, model: ModelRunner) -> Iterator[Finding]:
-    """What it costs that caches keep all positions, for a target whose layers see the last ones."""
+    """The memory that caches waste on positions outside the layers' windows."""
     windows, length = layer_windows(target_settings(config)), model.max_length
     unseen = [max(0, length - (window or length)) for window in windows]
     if any(unseen):

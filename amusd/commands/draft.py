@@ -10,7 +10,7 @@ from amusd.transport.factory import keys_of
 
 
 def run(job: Job) -> int:
-    """Draft for the targets that come to `transport.address`; return the exit code. Raises `ConfigError`."""
+    """Draft for targets that connect to `listen`; return the exit code. Raises `ConfigError`."""
     config = job.config.engine_for("draft")
     check_workers(config)
     link = config.transport

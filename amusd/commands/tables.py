@@ -20,8 +20,9 @@ TIE = 0.02
 """A difference in speed below this counts as none."""
 LEGEND_WIDTH = 118
 _IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
+"""Columns hidden unless answers are made several at a time."""
 _ALONE = ("target_idle_fraction", "draft_idle_fraction")
-"""Columns that are shown where answers are made several at a time, and those where one at a time."""
+"""Columns hidden if they are."""
 OF_CATEGORIES = ("mean_acceptance_length", "tokens_per_second", "speedup_vs_autoregressive")
 """Figures that a row also has by category of the prompts."""
 

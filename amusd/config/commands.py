@@ -25,7 +25,7 @@ class WorkloadConfig(Settings):
     path: str | None = None
     """JSON lines with `prompt`, `question`, `turns`, `conversation` or `messages`; None: the package's own prompts."""
     num_prompts: Count | None = None
-    """How many, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
+    """Number of prompts, from the start; None: at most 4, or all with `out`."""
     raw: bool = False
     """Do not apply the target's chat template."""
 

@@ -81,15 +81,15 @@ class DrafterConfig(Settings):
     `dflash`), or what judges the tokens of `inner` (`cascade`; None: the embedded draft).
     """
     dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
-    """`auto`: `int8` for `embedded` and drafters that read states, where the CPU multiplies it fast, else the
-    target's.
+    """`auto`: `int8` for `embedded` and drafters that read states, where the CPU multiplies it fast, else bfloat16, or
+    what is faster where the device lacks it.
     """
     num_layers: Count | None = None
     """`self`: how many of the target's first layers draft, with its norm and head; None: a quarter."""
     min_lookup: Annotated[int, Meta(ge=0, le=MAX_MATCH)] | None = None
     """`embedded`, `eagle`, `ngram`: shortest suffix whose continuation is proposed; None: 1 for `ngram`, else 4.
 
-    With 0 `embedded` and `eagle` look nothing up, for trees either.
+    With 0 `embedded` and `eagle` look nothing up, not even for trees.
     """
     shape: ModelShape | None = None
     """`synthetic`: model size of a step's cost; None: smaller than a synthetic target, else `embedded`."""

@@ -63,11 +63,11 @@ class Drafter:
     max_length: int | None = None
     """Longest sequence; None: any. Beyond it the target goes on alone."""
     tokens_per_replay = 1
-    """Tokens of a chain in a step when none is urgent: a GPU makes several faster than one by one."""
+    """Tokens of a chain in a step that is not urgent: a GPU makes several faster than one by one."""
     is_ready = True
     """Whether it can guess; False: it waits for features of what is committed."""
     draws = True
-    """False: under the ratio test it takes the likeliest tokens as certain."""
+    """Whether it draws under the ratio test; False: it proposes its likeliest tokens as certain."""
     distribution: Distribution = GREEDY
     capacity = 0
     """Longest length of the sequence, at most `max_length`."""

@@ -34,7 +34,7 @@ class ModelDrafter(Drafter):
         model.prepare(cache, [with_penalties])  # then the host chooses
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`: those but the last that the cache lacks go through the model.
+        """Start from `token_ids`: compute those that the cache lacks, except the last.
 
         One with recurrent layers drafts a chain, whatever `fan_out` is.
         """

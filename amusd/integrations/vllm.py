@@ -9,8 +9,8 @@ Rules
         Sequences that no row belongs to are closed before new ones are opened.
     V3  A draft that is slow, silent or lost costs candidates, never a pass: nothing is waited for beyond `wait_ms`, and
         a lost draft is replaced.
-    V4  The draft drafts a tree, so that candidates are at hand after most of vLLM's choices. vLLM takes a chain for
-        each row: the tree's likeliest path.
+    V4  Unless it drafts chains, the draft drafts a tree, so that candidates are at hand after most of vLLM's choices.
+        vLLM takes a chain for each row: the tree's likeliest path.
     V5  While the batch has more than `draft_up_to_rows` rows, the draft is told nothing. Its sequences rest, and go on
         with all that was committed meanwhile when the batch has shrunk.
 
@@ -43,7 +43,7 @@ from amusd.tracing.recorder import Recorder
 FAN_OUT = 8
 """Most guesses behind a token."""
 QUIET_SECONDS = 1.0
-"""A draft that owes an answer for longer is told nothing more, so that its link does not fill.
+"""A draft that owes an answer for longer gets reminders alone, so that its link does not fill.
 
 After `SILENCES` times as long it counts as lost.
 """

@@ -28,7 +28,7 @@ class Window:
     """True: the text is cut into chunks of `size` positions, and a row sees its own. False: the last `size` ones."""
 
     def __getitem__(self, _rows: object) -> Window:
-        """Itself: transformers takes some rows of what stands in the place of a mask."""
+        """Itself: transformers slices what stands in the place of a mask."""
         return self
 
     def first(self, position: Position) -> Position:

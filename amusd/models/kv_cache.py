@@ -9,7 +9,7 @@ A cache owns the slots [first, first + allocated) of a memory and holds one sequ
 
 A position's *slot* counts from the start of the region. Both are equal, unless a pass over several paths went another
 way (`keep`). Masked positions are multiplied by zero, so they must be finite: `wipe` writes zeros after a pass that was
-not.
+not. Recurrent states, which cannot be cut back: `recurrent.py`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ PROMPT_STEP = 128
 TRACK_STRIDE = 16
 """A multiple of every number of float32 lanes that CPUs have (4, 8, 16)."""
 NUM_TRACKS = 3
-"""Rows of one position in a pass: a third alternative is hardly ever right."""
+"""Most rows of one position in a pass; a third alternative is hardly ever right."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Rows:
     num_again: int = 0
     """First rows whose tokens the cache held before, and which have no logits in the output."""
     num_final: int = 1
-    """First rows that no rollback drops; negative: so many tokens before them may be dropped."""
+    """Leading rows that no rollback drops. If negative, the last `-num_final` tokens before them may be dropped too."""
     paths: Paths | None = None
     """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
 

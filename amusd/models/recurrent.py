@@ -30,7 +30,7 @@ class StatePart:
     first: int
     token_ids: Sequence[int]
     num_final: int
-    """Rows that no rollback drops; negative: so many tokens before them may be dropped."""
+    """Leading rows that no rollback drops. If negative, the last `-num_final` tokens before them may be dropped too."""
     state: State = field(default_factory=dict)
     """Before the pass; afterwards behind its last row."""
     final: State = field(default_factory=dict)

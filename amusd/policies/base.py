@@ -20,7 +20,7 @@ class TargetView:
     may_get_more: bool
     """Whether the draft may send more for this committed prefix."""
     draft_restarting: bool
-    """Whether the draft starts anew: its chain was contradicted, or had ended."""
+    """Whether the draft starts anew: its chain was contradicted or had ended, or its tree is empty."""
     waited_seconds: float
     pass_seconds: float
     """Estimate of one target pass; 0 before the first."""
@@ -36,14 +36,14 @@ class TargetView:
     longest_wait: float = math.inf
     """The time after which no candidate is expected any more."""
     draft_is_silent: bool = False
-    """Whether none has come since a wait in vain, or since the draft joined amid the answer."""
+    """Whether no candidate has come since a wait in vain, or since the draft joined amid the answer."""
     lead_gain: float = 0.0
     """Tokens that a pass gains by one more candidate at its beginning."""
     row_seconds: float = 0.0
     drafting_pays: bool = True
     """Whether plain decoding has not been found faster."""
     plain_tokens_per_second: float = 0.0
-    """The same of plain decoding; before it was tried, its upper bound."""
+    """Tokens per second of plain decoding; before it was tried, an upper bound."""
 
     @property
     def path_chance(self) -> float:

@@ -50,7 +50,7 @@ class Observer:
         self._switches = {} if switches is None else switches
         self._last_end_ns: int | None = None
         self._waited, self._waited_at = 0.0, 0
-        """Seconds of waits that have brought none yet, and the candidates at hand in them."""
+        """Seconds waited without a new candidate, and the number of candidates meanwhile."""
         self._draft_knows = True
         self._silent_at: int | None = None
         """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""

@@ -54,7 +54,7 @@ class CandidateTree:
         """By number: the tree's, and committed ones (T2)."""
 
     def forget_before(self, base: int) -> None:
-        """The draft no longer names nodes before its `base` (T2)."""
+        """Forget the numbers of nodes before `base`, which the draft no longer names (T2)."""
         self.nodes = {number: node for number, node in self.nodes.items() if node.position >= base}
 
     def add(self, node: CandidateNode, base: int, parent: int) -> Reception:
@@ -112,19 +112,19 @@ class CandidateTree:
         # What is chosen, by its place from 1 on; place 0 is the last committed token's.
         nodes: list[CandidateNode] = []
         parents: list[int] = []
-        lanes = [0]
+        track_of = [0]
         guess_behind(0, self.children, 1.0)
         while guesses and len(nodes) < number and -guesses[0][0] >= min_chance:
             chance, _, node, parent = heapq.heappop(guesses)
-            track = None if node.position > start + depth else tracks.place(node.position, lanes[parent])
+            track = None if node.position > start + depth else tracks.place(node.position, track_of[parent])
             if track is None:
                 continue
             nodes.append(node)
             parents.append(parent)
-            lanes.append(track)
+            track_of.append(track)
             guess_behind(len(nodes), node.children, -chance)
-        main = [place for place, track in enumerate(lanes) if track == 0]
-        others = [place for place, track in enumerate(lanes) if track > 0]
+        main = [place for place, track in enumerate(track_of) if track == 0]
+        others = [place for place, track in enumerate(track_of) if track > 0]
         rows = {place: row for row, place in enumerate((*main, *others))}
         return Block(
             start=start,

@@ -61,7 +61,7 @@ class Node:
     """Guesses after it that were not made (R2)."""
 
     def child(self, token_id: int) -> Node | None:
-        """The guess that `token_id` follows."""
+        """The child with `token_id`; None without one."""
         return next((child for child in self.children if child.token_id == token_id), None)
 
     def below(self) -> Iterator[Node]:

@@ -134,12 +134,12 @@ class TargetSession:
         self.attached = False
         self._tree = CandidateTree(self._prefix, self.max_length)
 
-    def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
-        """Take in candidates; `rows`: their `draft_probs`, checked. Raises `PeerProtocolError` for impossible ones."""
+    def receive(self, candidate: Candidate, draft_probs: Sequence[Any] = ()) -> Reception:
+        """Take in candidates; `draft_probs`: theirs, unpacked. Raises `PeerProtocolError` for impossible ones."""
         addressed = candidate.sequence_id == self.sequence_id and candidate.incarnation == self._incarnation
         if not (addressed and self.attached):
             return "stale"
-        self._check(candidate, len(rows))
+        self._check(candidate, len(draft_probs))
         if not self._prefix_fits(candidate):  # I6 is at stake
             raise PeerProtocolError(f"candidate was drafted from another prefix of {candidate.base} tokens")
         if candidate.base > self._draft_base:
@@ -149,7 +149,7 @@ class TargetSession:
         self.epoch += candidate.first > self._next_number  # T4
         self._next_number = max(self._next_number, candidate.first + len(candidate.token_ids))
         weights = candidate.weights or repeat(CERTAINTY)
-        nodes = map(CandidateNode, candidate.token_ids, count(candidate.first), weights, rows or repeat(None))
+        nodes = map(CandidateNode, candidate.token_ids, count(candidate.first), weights, draft_probs or repeat(None))
         placed = zip(nodes, candidate.parents, strict=True)
         found = {self._tree.add(node, candidate.base, parent) for node, parent in placed}
         self._contradicted |= "contradicted" in found
@@ -233,7 +233,7 @@ class TargetSession:
     def _prefix_fits(self, candidate: Candidate) -> bool:
         return candidate.prefix_hash == self._prefix.hash_before(candidate.base)
 
-    def _check(self, candidate: Candidate, num_rows: int) -> None:
+    def _check(self, candidate: Candidate, num_probs: int) -> None:
         num_nodes = len(candidate.token_ids)
         if not self.prompt_length <= candidate.base <= self._prefix.length:
             raise PeerProtocolError(f"candidate builds on {candidate.base} tokens, {self._prefix.length} are committed")
@@ -249,8 +249,8 @@ class TargetSession:
             raise PeerProtocolError("a node's parent must have a lower number than it has")
         if any(not 0 <= weight <= CERTAINTY for weight in candidate.weights):
             raise PeerProtocolError(f"a weight outside [0, {CERTAINTY}]")
-        if num_rows != (num_nodes if self._wants_draft_probs else 0):
-            raise PeerProtocolError(f"candidate of {num_nodes} tokens has {num_rows} rows")
+        if num_probs != (num_nodes if self._wants_draft_probs else 0):
+            raise PeerProtocolError(f"candidate of {num_nodes} tokens has {num_probs} distributions")
 
     def _verifying(self) -> Block:
         if self._block is None:

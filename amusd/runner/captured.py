@@ -25,9 +25,9 @@ from amusd.logs import logger
 from amusd.models.attention import causal_attention
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
-from amusd.runner.graphs import Replay, Work, run_each_time, send
+from amusd.runner.graphs import Replay, Work, run_each_time
 from amusd.runner.pass_buffer import LAST_ROW, PARENT, POSITION, SLOT, TOKEN, PassInputs, Pinned, SamplerBuffer
-from amusd.sampling.sampler import RowSampler
+from amusd.sampling.sampler import RowSampler, send
 
 if TYPE_CHECKING:
     from amusd.runner.model_runner import ModelRunner

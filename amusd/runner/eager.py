@@ -1,4 +1,4 @@
-"""Passes that are not captured: on a CPU, padded and cut by `numerics.py`, with `cpu_attention`; of recurrent models.
+"""Passes without capture: on a CPU with `cpu_attention`; of recurrent models on any device.
 
 Linear layers, norms and activations take the rows of all sequences in one call. `row_counts.py` finds how many rows may
 share a call without a change of bits. Attention takes each sequence alone; at a fixed width its shapes are those of a

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from amusd.errors import AmusdError, DeviceError, first_line
 from amusd.transport.base import give_way
@@ -29,11 +28,6 @@ DEVICE_SECONDS = 60.0
 """Longest replay before the device counts as lost."""
 _WARM_UP_RUNS = 2  # kernels are chosen, and memory is allocated, in the first runs
 _CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device computes
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to `device`, without waiting."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def run_each_time(work: Work) -> Replay:

@@ -4,7 +4,7 @@ The steps of a forward pass, in order:
 
     ModelRunner.run       checks each sequence's `Rows`, and gives the rows of paths their slots
     Ranks.announce        tells the other ranks to compute the same pass (`rank_commands.py`)
-    EagerPasses.run       on a CPU: joins and pads the rows, and masks what a row must not see
+    EagerPasses.run       on a CPU, or for recurrent models: joins and pads the rows, and masks what a row must not see
     CapturedPasses.run    on a GPU: copies the rows to fixed addresses, and replays a graph, which also samples
     Network               computes logits: each layer writes keys and values to `KVMemory`, then calls `Attention`
     ModelOutput           holds one sequence's logits, and the columns that a graph sampled
@@ -30,9 +30,9 @@ from amusd.models.recurrent import StateHistory
 from amusd.runner.captured import CapturedPasses
 from amusd.runner.eager import EagerPasses
 from amusd.runner.fallback import find_way
-from amusd.runner.graphs import send, wait_for
+from amusd.runner.graphs import wait_for
 from amusd.runner.load_options import LoadOptions
-from amusd.sampling.sampler import RowSampler, SamplingState
+from amusd.sampling.sampler import RowSampler, SamplingState, send
 
 
 @dataclass(eq=False, repr=False)

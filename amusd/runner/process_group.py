@@ -62,7 +62,7 @@ def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend
 
 
 class ProcessGroup(Ranks):
-    """A rank that exchanges tensors with the others, once they have met; links to them tell it of their loss."""
+    """One rank of a group that exchanges tensors. Links to the other ranks show their loss."""
 
     def __init__(self, rank: int, size: int, rendezvous: Rendezvous, backend: Backend = "gloo") -> None:
         super().__init__(rank, size)
@@ -83,13 +83,13 @@ class ProcessGroup(Ranks):
         self._row_options = c10d.AllToAllOptions()
         self._options.asyncOp = self._row_options.asyncOp = False  # NCCL: on the current stream, and returns no work
 
-    def meet(self, device: str) -> None:
-        """Meet the others. Raises `RankLostError` once one is lost, and after `EXCHANGE_SECONDS`."""
+    def form(self, device: str) -> None:
+        """Form the group with the others. Raises `RankLostError` once one is lost, and after `EXCHANGE_SECONDS`."""
         self._watch.start()
         failures = [f"not within {EXCHANGE_SECONDS:g} s"]
         # A thread of its own, since nothing ends the forming of a communicator that waits for a rank.
         first = torch.zeros(self.size, device=device), torch.zeros(1, device=device)
-        forming = threading.Thread(target=self._form, args=(*first, failures), name="amusd-rank-meet", daemon=True)
+        forming = threading.Thread(target=self._form, args=(*first, failures), name="amusd-rank-form", daemon=True)
         forming.start()
         deadline = time.monotonic() + EXCHANGE_SECONDS
         while forming.is_alive() and time.monotonic() < deadline:

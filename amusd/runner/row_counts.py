@@ -21,7 +21,7 @@ _TIMED_PASSES = 2
 
 
 class RowCounts:
-    """Numbers of rows per call that agree: each row, at any place, has its bits of a pass of `width` rows."""
+    """Numbers of rows per call at which every row has the bits of a pass of `width` rows."""
 
     def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
         """`max_length`: positions that the model knows; `only_width`: find no other numbers."""

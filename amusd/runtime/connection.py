@@ -2,8 +2,9 @@
 
     lost ──▶ its process has ended ──▶ the next one starts and listens ──▶ both say hello ──▶ it is used
 
-The target goes on decoding meanwhile: once there was a draft, nothing here waits or raises. Each draft has its own link
-and nonce, so messages of an earlier one are dropped. `patience.Restarts` says when the target stays alone for good.
+The target goes on decoding meanwhile: after the first draft nothing here raises, and a search waits at most
+`hello_seconds`. Each draft has its own link and nonce, so messages of an earlier one are dropped.
+`patience.Restarts` says when the target stays alone for good.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Connection:
             if not self._look(0.0, hello_seconds):
                 return False
         except ConfigError as error:
-            self._give_up(f"the draft that was to replace it is refused: {error}")
+            self._give_up(f"the next draft is refused: {error}")
             return False
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             logger.debug("no draft yet", exc_info=True)
@@ -174,7 +175,7 @@ class Connection:
                 timeout = max(timeout, hello_seconds)
             link = self._arriving
             if link is not None and (message := link.receive(timeout)) is not None:
-                self._meet(source, link, message)
+                self._take_hello(source, link, message)
                 return True
             if end is not None:
                 raise PeerLostError(end.in_words(DRAFT))
@@ -197,7 +198,7 @@ class Connection:
             self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
             self._arriving.send(self._hello)
 
-    def _meet(self, source: DraftSource, link: Link, hello: Message) -> None:
+    def _take_hello(self, source: DraftSource, link: Link, hello: Message) -> None:
         if isinstance(hello, Failed):
             if hello == BUSY:
                 raise self._refused(f"drafter.address={link.address}: {BUSY.text}; it serves one at a time")

@@ -1,4 +1,4 @@
-"""Which CPU cores a worker gets, given out before torch, which is not imported here, starts its threads."""
+"""Assigns CPU cores to workers, before torch starts its threads. Imports no torch."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def free_bytes(device: str) -> int:
 
 
 def warn_of_sharing(config: EngineConfig) -> None:
-    """Say so where workers share a GPU unasked."""
+    """Warn if workers share a GPU that no setting named."""
     if not config.hardware.devices and (shared := sharing(config, devices_of(config))):
         logger.warning("%s; each waits while the other computes (docs/one_gpu.md)", shared)
 

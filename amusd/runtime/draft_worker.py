@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from amusd.drafters.base import Drafter
-from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
+from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.logs import warn_once
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Refused, Shutdown, Verdict
@@ -54,12 +54,10 @@ class DraftWorker:
         self._free = {name: dict(enumerate(made, -len(made))) for name, made in self.drafters.items()}
 
     def run(self) -> None:
-        """Run until `Shutdown` or the end of the link. Raises `RankLostError`: this draft is no more."""
+        """Run until `Shutdown` or the end of the link."""
         try:
             while self._running:
                 self.step()
-        except RankLostError:
-            raise
         except PeerLostError:
             # The target decides when a run ends; its going away is one way of saying so.
             self.recorder.instant("target_gone", NO_SEQUENCE)

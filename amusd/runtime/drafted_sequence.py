@@ -20,7 +20,7 @@ class DraftedSequence:
 
     session: TargetSession
     wish: Open | None
-    """Its opening, but for the tokens and all that depends on the draft; None: it wants no draft."""
+    """Its `Open` without tokens, incarnation, `not_over` and `follows`; None: it wants no draft."""
     max_silence_seconds: float
     """How long the draft may be waited for in all."""
     before: DraftedSequence | None = None

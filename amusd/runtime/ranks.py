@@ -45,8 +45,8 @@ class Leader(ProcessGroup):
         """Wait until all followers are ready, and form the group. Raises `ConfigError`, or `PeerError` if one fails."""
         if missing := self._missing(timeout_seconds):
             raise RankLostError(f"rank {missing[0]} of the target was not ready in {timeout_seconds:g} s")
-        self._send(b"meet")
-        self.meet(device)
+        self._send(b"form")
+        self.form(device)
 
     def announce(self, work: Command, level: Level | None) -> None:
         """See `Ranks`. Raises `PeerError` when a follower is gone."""
@@ -112,7 +112,7 @@ class Follower(ProcessGroup):
             raise RankLostError("rank 0 of the target is gone") from None
         if frame is None:
             raise RankLostError(f"rank 0 of the target was not ready in {timeout_seconds:g} s")
-        self.meet(device)
+        self.form(device)
 
     def commands(self) -> Iterator[bytes]:
         """Yield the leader's messages until it ends."""

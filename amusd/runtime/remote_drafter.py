@@ -53,7 +53,7 @@ class RemoteDrafter(Drafter):
             self._sequence = self._last = self._new(text)
             self._client.open(self._sequence)
         elif connection.failure is not None:
-            warn_once(f"a draft is lost, and its target goes on alone: {connection.failure}")
+            warn_once(f"the cascade's inner draft is lost, so its model drafts alone: {connection.failure}")
 
     def _new(self, text: Sequence[int]) -> DraftedSequence:
         number, last = self._client.next_sequence_id, self._last

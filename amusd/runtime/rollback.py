@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.drafters.base import Drafter
-from amusd.errors import ConfigError, PeerProtocolError, RankLostError
+from amusd.errors import ConfigError, PeerProtocolError
 from amusd.logs import logger, warn_once
 from amusd.protocol.draft_session import DraftSession, Transition
 from amusd.protocol.messages import Features, Open, Verdict
@@ -78,8 +78,6 @@ class RollbackManager:
         try:
             self.drafter.follow(transition)
             self._catch_up()
-        except RankLostError:
-            raise
         except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
             logger.warning("the drafter could not follow a verdict, and is opened again: %r", error)
             logger.debug("the drafter failed here", exc_info=True)
@@ -109,8 +107,6 @@ class RollbackManager:
     def _reopen(self) -> None:
         try:
             self.open()
-        except RankLostError:
-            raise
         except Exception as error:
             raise AssertionError(f"the drafter could not be opened again: {error}") from error
 

@@ -51,7 +51,7 @@ def connect_target(
         leader = Leader(config.transport, rendezvous, size, _backend(config, rendezvous))
         running.callback(leader.close)
     connection = Connection() if drafts is None else Connection.to(drafts, config, running)
-    model, tokenizer = load_with_followers(config, leader)
+    model, tokenizer = load_first_rank(config, leader)
     if drafts is not None:
         try:
             wanted = [each.kind for each in config.drafters if each.address]
@@ -72,8 +72,8 @@ def _backend(config: EngineConfig, rendezvous: Rendezvous) -> Backend:
     return backend_for(devices_of(config)[:-1], same_machine=rendezvous.store is None)
 
 
-def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[ModelRunner, Tokenizer]:
-    """Load the target's model and tokenizer. With a leader, load its part of the model, and wait for the other ranks.
+def load_first_rank(config: EngineConfig, leader: Leader | None) -> tuple[ModelRunner, Tokenizer]:
+    """Load the first rank's model, whole or its part, and the tokenizer; wait for the other ranks, if any.
 
     Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
     """

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
-from amusd.config import GREEDY, Distribution
 from amusd.errors import ConfigError, PeerProtocolError
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
-from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
+from amusd.policies.base import Decision, TargetView, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import Candidate, Open, Progress
@@ -23,27 +22,11 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.drafted_sequence import DraftedSequence
-from amusd.runtime.verifier import Verifier
+from amusd.runtime.verifier import Request, Verifier
 from amusd.sampling.acceptance import Acceptance, unpack_rows
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Token
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a target worker is asked to decode."""
-
-    prompt: tuple[int, ...]
-    max_length: int
-    policy: Policy
-    drafter: str | None
-    """None: decode without a draft."""
-    distribution: Distribution = GREEDY
-    logprobs: bool = False
-    top_logprobs: int = 0
-    max_silence_seconds: float = 0.3
-    reference: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -138,11 +121,11 @@ class TargetSequence(DraftedSequence):
 
     def receive(self, message: Candidate) -> Reception:
         """Take in the draft's candidates. Raises `PeerProtocolError` for what no correct draft sends."""
-        rows: Sequence[Any] = ()
+        draft_probs: Sequence[Any] = ()
         try:
             if message.draft_probs:
-                rows = unpack_rows(message.draft_probs, message.token_ids, self.model.vocab_size)
-            reception = self.session.receive(message, rows)
+                draft_probs = unpack_rows(message.draft_probs, message.token_ids, self.model.vocab_size)
+            reception = self.session.receive(message, draft_probs)
         except (PeerProtocolError, ValueError) as error:
             self.metrics.num_refused += 1
             raise PeerProtocolError(str(error)) from error

@@ -18,8 +18,8 @@ from amusd.protocol.prefix_hash import num_common
 from amusd.protocol.verification import PassOutcome
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_sequence import Request, TargetSequence
-from amusd.runtime.verifier import prepare_to_verify
+from amusd.runtime.target_sequence import TargetSequence
+from amusd.runtime.verifier import Request, prepare_to_verify
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
@@ -83,7 +83,7 @@ class TargetWorker:
         """The free cache for a prompt, and how many of its tokens it holds; the last one is always computed.
 
         It is the one that holds most of them, if these are half of what it holds; else the least recently used. With
-        `fixed` only whole chunks count: their bits depend on their tokens, those of a part on how long it was.
+        `fixed` only whole chunks are reused: the bits of a partial chunk depend on its length.
         """
         chunk = self.model.numerics.prefill_chunk if self.model.numerics.fixed else 1
         held = {cache: () if before is None else before.kept for cache, before in self._free_caches.items()}

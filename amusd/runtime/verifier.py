@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
+from amusd.policies.base import Policy
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.runner.model_runner import ModelRunner
@@ -20,8 +22,21 @@ from amusd.sampling.acceptance import Acceptance, RatioTest, accept_along
 from amusd.sampling.sampler import Level, RowSampler, SequenceSampler, scores_of
 from amusd.types import TopLogprobs
 
-if TYPE_CHECKING:
-    from amusd.runtime.target_sequence import Request
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a target worker is asked to decode."""
+
+    prompt: tuple[int, ...]
+    max_length: int
+    policy: Policy
+    drafter: str | None
+    """None: decode without a draft."""
+    distribution: Distribution = GREEDY
+    logprobs: bool = False
+    top_logprobs: int = 0
+    max_silence_seconds: float = 0.3
+    reference: tuple[int, ...] = ()
 
 
 def prepare_to_verify(model: ModelRunner, cache: KVCache) -> None:

@@ -1,1 +1,1 @@
-"""Acceptance rules and stopping: pure functions."""
+"""Noise, filters, samplers, acceptance rules and stopping."""

@@ -1,4 +1,4 @@
-"""Operators that torch computes on a CPU and, as the reference, on a GPU; there Triton computes the same faster."""
+"""Operators with two implementations: torch on any device, a faster Triton kernel on GPUs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -52,6 +52,11 @@ class Level(enum.IntEnum):
 DRAFT_LEVELS = Level.PLAIN, Level.FILTERED, Level.PENALIZED
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a host tensor to `device`, without waiting."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 class SamplingState:
     """All that samplers read beside logits: tokens of the columns, and each sequence's bias and token counts."""
 
@@ -69,6 +74,7 @@ class SamplingState:
         self.fetch = fetch
         self.num_columns = vocab_size
         self.device = torch.device(device)
+        self.send = partial(send, device=self.device)
         self.ids = np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy()
         """[columns]: the token that each scores."""
         self._columns = np.full(int(self.ids.max()) + 1, -1)
@@ -103,10 +109,6 @@ class SamplingState:
         if token_ids:
             columns = self.send(torch.tensor([1 + self.column_of(each) for each in token_ids]))
             self.counts[part, 1 + sequence].index_add_(0, columns, torch.full_like(columns, by, dtype=torch.float32))
-
-    def send(self, numbers: Tensor) -> Tensor:
-        """To the device. Does not wait."""
-        return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
 
     def penalized(self, logits: Tensor, inputs: SamplerInputs) -> Tensor:
         """[rows, columns]: logits with bias and penalties, on a GPU."""

@@ -18,7 +18,7 @@ NUM_BEFORE_PATH = _ASKED + MAX_MIXED
 
 
 class SamplerInputs(NamedTuple):
-    """Words by their names, for all rows or for one, whose fields then lack the first dimension.
+    """Named parts of the words of all rows, or of one row (then without the first dimension).
 
     Integers are int64; numbers are stored as float64, and read as float32 from tensors. Each has a neutral value, so
     that rows of requests with different settings share a pass.

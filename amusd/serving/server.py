@@ -1,6 +1,6 @@
 """The server: its socket, uvicorn, the signals that end it, and the connections of clients.
 
-There may be only so many connections. Each client is waited for so long, and looked after until it has left.
+Connections are bounded. One whose client stalls for `CLIENT_SECONDS` is closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The work of both devices as server-sent events; free while no client listens.
+"""The work of both devices as server-sent events; costs nothing without listeners.
 
 Events come from the target's recorder, which knows the draft by its messages alone: `candidates` is when the target
 took a message in, `rollback` the end of a pass that left nothing of what the draft had sent. Messages that arrive

@@ -17,7 +17,7 @@ class Duration:
     samples: tuple[int, ...]
     """Measured nanoseconds; at least one."""
     spread: float = 0.0
-    """Relative standard deviation, evenly distributed around the sample."""
+    """Relative standard deviation of a uniform distribution around the sample."""
     together: tuple[int, ...] = ()
     """Nanoseconds while the other worker works; empty: no others."""
 

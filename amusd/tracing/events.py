@@ -92,11 +92,12 @@ class DraftPrefill(Event, frozen=True, kw_only=True):
 
 
 class DraftStep(Event, frozen=True, kw_only=True):
-    """`draft_step`: one proposal."""
+    """`draft_step`: one step of the drafter."""
 
     num_tokens: int
     """Tokens proposed by a chain, nodes expanded of a tree; may be 0."""
     length: int
+    """Committed tokens and nodes after it."""
 
 
 class VerdictTaken(Event, frozen=True, kw_only=True):
@@ -120,7 +121,7 @@ class MessageEvent(Event, frozen=True, kw_only=True):
     """Both workers: a message with its own fields, before it is sent (`send`) or after it came (`receive`)."""
 
     message: str
-    """`open`, `candidate`, `verdict`, `features`, `close`, `progress` or `shutdown`."""
+    """`open`, `candidate`, `verdict`, `features`, `close`, `progress`, `refused` or `shutdown`."""
     num_tokens: int | None = None
     first: int | None = None
     base: int | None = None

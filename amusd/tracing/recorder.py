@@ -1,7 +1,7 @@
 """Spans and instants of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O,
-formatting or lock on the hot path. Names and fields are those of `tracing/events.py`.
+Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O, formatting or lock on the hot
+path. Names and fields are those of `tracing/events.py`.
 """
 
 from __future__ import annotations

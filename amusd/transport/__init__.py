@@ -1,1 +1,1 @@
-"""Links between the two workers."""
+"""Links between processes: target and draft, and the ranks of a target."""

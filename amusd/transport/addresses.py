@@ -34,7 +34,7 @@ def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "tran
 
 
 def address_towards(address: str) -> str:
-    """This machine's address as seen from the one of `tcp://HOST:PORT`. Raises ConfigError if there is no way."""
+    """This machine's own address on the route to `tcp://HOST:PORT`. Raises ConfigError without a route."""
     there = urlsplit(address)
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]

@@ -7,7 +7,7 @@
 * Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
   see bounded queues, and never wait for the peer.
 * A closing peer says goodbye; a dying process ends its connections. A stopped process is slow, not lost.
-* `close` leaves no thread behind, unless groups are forming, within `FORM_SECONDS`, or the peer closed amid a send.
+* `close` may leave a thread while groups form (`FORM_SECONDS`), or if the peer closed amid a send.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class TorchDistributedTransport(Transport):
             self._outbox.put_nowait(None)
 
     def _run_sender(self) -> None:
-        """Meet the peer, then send the outbox."""
+        """Form the groups, then send the outbox."""
         try:
-            self._meet()
+            self._form_groups()
             self._reader.start()
             while (frame := self._outbox.get()) is not None:
                 self._write(frame)
@@ -197,7 +197,7 @@ class TorchDistributedTransport(Transport):
         if not self._is_closing:
             self._inbox.put(None)
 
-    def _meet(self) -> None:
+    def _form_groups(self) -> None:
         """Wait for the peer, and form the groups. Raises RuntimeError if this end closes first."""
         store = file_store(self._folder, 2)
         store.set(f"arrived/{self._rank}", "1")

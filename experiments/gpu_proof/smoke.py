@@ -205,7 +205,7 @@ def group(job: Job) -> bool:
     store.mkdir(parents=True)
     ranks = ProcessGroup(0, 1, Rendezvous(str(store)), "nccl" if device == GPU else "gloo")
     num_threads = threading.active_count()
-    ranks.meet(device)
+    ranks.form(device)
     part = torch.randn((MANY_ROWS, 512)).to(device)
     found: list[Tensor] = []
 

@@ -36,7 +36,7 @@ def test_an_exchange_of_ranks_launches_so_many_kernels(
 
     monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl())
     with fake_cuda() as gpus, closing(ProcessGroup(0, size, Rendezvous(str(tmp_path)), "nccl")) as ranks:
-        ranks.meet("cuda:0")
+        ranks.form("cuda:0")
         model = builders.build("llama-70b-slice", "cuda:0", num_layers=1, ranks=ranks)
         cache = model.new_cache(512)
         forward(model, [4, 5], cache)

@@ -14,8 +14,7 @@ from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.target_sequence import Request
-from amusd.runtime.verifier import Verifier, prepare_to_verify
+from amusd.runtime.verifier import Request, Verifier, prepare_to_verify
 from amusd.sampling.acceptance import Acceptance, certain, unpack_rows
 
 

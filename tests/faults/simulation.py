@@ -22,7 +22,8 @@ from faults.world import World
 from amusd.policies.base import Policy
 from amusd.policies.schedules import AutoPolicy, ContinuousPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.runtime.connection import Connection
-from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_sequence import TargetSequence
+from amusd.runtime.verifier import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
 

@@ -16,8 +16,9 @@ from amusd.policies.observer import PassTimes
 from amusd.protocol.messages import Candidate
 from amusd.protocol.verification import PassOutcome
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_sequence import TargetSequence
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.verifier import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.events import Event, MessageEvent
 

@@ -31,7 +31,7 @@ def on_ranks(folder: Path, size: int, work: Callable[[Ranks], T]) -> list[T]:
     ranks = [ProcessGroup(rank, size, Rendezvous(str(folder))) for rank in range(size)]
 
     def run(rank: ProcessGroup) -> T:
-        rank.meet("cpu")
+        rank.form("cpu")
         return work(rank)
 
     with ThreadPoolExecutor(size) as pool:

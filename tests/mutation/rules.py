@@ -112,7 +112,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/checkpoints/recurrent_layers.py", "tests/models/test_recurrent.py"): {
         "layers compute several tokens at once where that is wrong": ("(number, self.most_rows)", "(number, None)"),
     },
-    ("amusd/checkpoints/settled.py", "tests/checkpoints/test_timed_dtype.py"): {
+    ("amusd/checkpoints/settled.py", "tests/checkpoints/test_settled.py"): {
+        "a later timing may change what was chosen": ("    dtype = _kept_in(file)\n", "    dtype = None\n"),
+        "the last writer of a choice wins": ("return _kept_in(file) or dtype", "return dtype"),
         "mixtures of experts are padded": ('"fixed" if reason is None else "bucketed"', '"fixed"'),
     },
     ("amusd/runner/eager.py", "tests/runner/test_batch.py"): {
@@ -330,10 +332,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the silence and nonsense of a draft are held against the next one": ("        self.silence.end()\n", ""),
         "the link of a lost draft stays open": ("self.link.drop()\n        self.link = None", "self.link = None"),
         "an absent draft is lost again": ("        if self.link is None:  # the next", "        if False:  # the next"),
-    },
-    ("amusd/checkpoints/timed_dtype.py", "tests/checkpoints/test_timed_dtype.py"): {
-        "a later timing may change what was chosen": ("    dtype = _kept_in(file)\n", "    dtype = None\n"),
-        "the last writer of a choice wins": ("return _kept_in(file) or dtype", "return dtype"),
     },
     ("amusd/runner/process_group.py", "tests/runner/test_process_group.py"): {
         "an exchange begins though a rank is lost": (

@@ -73,7 +73,7 @@ def of_nccl(monkeypatch: pytest.MonkeyPatch, group: FakeNccl) -> tuple[ProcessGr
 
 def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     rank, _ = of_nccl(monkeypatch, FakeNccl())
-    rank.meet("cpu")
+    rank.form("cpu")
     aborted = Mock(side_effect=RuntimeError("NCCL communicator was aborted on rank 1.\nand a trace"))
     monkeypatch.setattr(FakeNccl, "_allgather_base", aborted)
     monkeypatch.setattr(FakeNccl, "alltoall_base", aborted)
@@ -90,7 +90,7 @@ def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(process_group.atexit, "register", lambda function, *_: at_exit.append(function))
     graphs_destroyed = threading.Event()
     group, _ = of_nccl(monkeypatch, FakeNccl(graphs_destroyed))
-    group.meet("cpu")
+    group.form("cpu")
     group.abort()
     assert group._watch.is_alive()
     assert at_exit == [group._watch.join], "an interpreter that ends must not be returned to"
@@ -101,7 +101,7 @@ def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.Mo
 def test_no_exchange_of_a_prompt_begins_once_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs_destroyed = threading.Event()
     rank, link = of_nccl(monkeypatch, FakeNccl(graphs_destroyed))
-    rank.meet("cpu")
+    rank.form("cpu")
 
     def prefill() -> None:  # its end frees the graphs, for which the abort waits
         try:
@@ -132,7 +132,7 @@ def test_a_communicator_that_does_not_form_is_not_waited_for(monkeypatch: pytest
     with ThreadPoolExecutor(1) as pool:
         reason = "a rank of the target is gone$" if is_lost else "did not meet: not within 0.1 s; .*NCCL_P2P_DISABLE=1"
         with pytest.raises(RankLostError, match=reason):
-            pool.submit(rank.meet, "cpu").result(FAKE_SECONDS / 2)
+            pool.submit(rank.form, "cpu").result(FAKE_SECONDS / 2)
     rank.abort()
     ended.set()
 
@@ -141,7 +141,7 @@ def test_whatever_fails_while_ranks_meet_is_a_lost_rank(monkeypatch: pytest.Monk
     rank, _ = of_nccl(monkeypatch, FakeNccl())
     monkeypatch.setattr(process_group, "_make", Mock(side_effect=TypeError("incompatible arguments\nand more")))
     with pytest.raises(RankLostError, match=r"did not meet: TypeError: incompatible arguments; NCCL_DEBUG.*_SOCKET"):
-        rank.meet("cpu")
+        rank.form("cpu")
     rank.abort()
 
 

@@ -83,7 +83,7 @@ def survivor(kind: str) -> Iterator[Survivor]:
         patch.setattr("amusd.child.subprocess.Popen", Popen)
         patch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", PROGRAM])
         loaded = paced_model(PASS_SECONDS), TableTokenizer(VOCAB_SIZE)
-        patch.setattr(startup, "load_with_followers", lambda *_: loaded)
+        patch.setattr(startup, "load_first_rank", lambda *_: loaded)
         drafts = DraftSource(config)
         with ExitStack() as running:
             worker, tokenizer = startup.connect_target(config, drafts, KeepingRecorder("target"), running)

@@ -27,8 +27,9 @@ from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import TOLD
 from amusd.runtime.draft_server import DraftServer, Offer
-from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_sequence import TargetSequence
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.verifier import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder

@@ -24,8 +24,9 @@ from amusd.protocol.messages import Candidate, Close, DraftHello, Message, Open,
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import SETTLE_SECONDS, DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, MAX_SIGN_SECONDS, SILENCES, TAKE_IN_SECONDS
-from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_sequence import TargetSequence
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.verifier import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
 

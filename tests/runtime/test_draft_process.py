@@ -54,7 +54,7 @@ READS = "from multiprocessing.connection import Connection; pipe = Connection(0)
 @pytest.fixture(autouse=True)
 def _table_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "amusd.runtime.startup.load_with_followers", lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE))
+        "amusd.runtime.startup.load_first_rank", lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE))
     )
 
 
@@ -178,7 +178,7 @@ import amusd.engine
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params
 from table_model import TableTokenizer
 
-amusd.runtime.startup.load_with_followers = lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE))
+amusd.runtime.startup.load_first_rank = lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE))
 
 
 def answer():

@@ -14,8 +14,8 @@ from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.verifier import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Direction, VirtualTime
 from amusd.simulation.cost import NOTHING, Costs, Duration

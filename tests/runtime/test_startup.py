@@ -8,7 +8,7 @@ from lines import logged
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.draft_source import DraftSource
-from amusd.runtime.startup import load_with_followers
+from amusd.runtime.startup import load_first_rank
 
 
 def test_nccl_without_two_gpus_is_refused_before_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +30,6 @@ def test_passes_of_many_rows_are_said_to_be_slow_on_a_cpu(
     hardware = HardwareConfig(devices=("cpu", "cpu"))
     config = RunConfig(mode="synchronous", num_speculative_tokens=length, hardware=hardware).engine_for("generate")
     with logged() as lines:
-        load_with_followers(config, None)
+        load_first_rank(config, None)
     expected = f"each target pass computes max_verify_width={width} rows, which is slow on a CPU"
     assert lines == ([] if width is None else [expected])

@@ -9,38 +9,37 @@ import torch
 from lines import logged
 from models.tiny import tiny_causal_lm, tiny_config, weights_of
 
-from amusd.checkpoints import timed_dtype
+from amusd.checkpoints import settled
 from amusd.checkpoints.checkpoint import write_checkpoint
 from amusd.checkpoints.loading import is_fixed
-from amusd.checkpoints.settled import settle
-from amusd.checkpoints.timed_dtype import quickest_dtype, settle_dtype
+from amusd.checkpoints.settled import quickest_dtype, settle, settle_dtype
 from amusd.config import EngineConfig, HardwareConfig, TargetConfig
 from amusd.models import linear
 
 AUTO = EngineConfig()
 
 
-def settled(cache: Path, config: EngineConfig = AUTO, device: str = "cpu") -> str:
+def dtype_of(cache: Path, config: EngineConfig = AUTO, device: str = "cpu") -> str:
     return settle_dtype(config, device, cache).target.dtype
 
 
 def test_the_first_choice_is_kept_whatever_later_timings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter(("float32", "bfloat16"))
-    monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_: next(found))
+    monkeypatch.setattr(settled, "quickest_dtype", lambda *_: next(found))
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)  # wherever it is started
-        assert settled(tmp_path / "cache") == "float32"
+        assert dtype_of(tmp_path / "cache") == "float32"
     [kept] = (tmp_path / "cache").iterdir()
-    assert timed_dtype._keep(kept, "bfloat16") == "float32"  # another process was first
+    assert settled._keep(kept, "bfloat16") == "float32"  # another process was first
     kept.write_text("{")  # damaged: timed again, for this process
-    assert settled(tmp_path / "cache") == "bfloat16"
+    assert dtype_of(tmp_path / "cache") == "bfloat16"
 
 
 def test_a_folder_that_cannot_be_written_costs_the_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_: "float32")
+    monkeypatch.setattr(settled, "quickest_dtype", lambda *_: "float32")
     (tmp_path / "file").touch()
-    assert settled(tmp_path / "file" / "cache") == "float32"
+    assert dtype_of(tmp_path / "file" / "cache") == "float32"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_a_folder_that_cannot_be_written_costs_the_timing(tmp_path: Path, monkey
     ],
 )
 def test_nothing_is_timed_where_the_dtype_is_named_or_known(tmp_path: Path, config: EngineConfig, device: str) -> None:
-    assert settled(tmp_path, config, device) == config.target.dtype
+    assert dtype_of(tmp_path, config, device) == config.target.dtype
     assert not [*tmp_path.iterdir()]
 
 
@@ -69,8 +68,8 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
     monkeypatch.setattr(linear, "can_pack", lambda *_: False)  # nor does this CPU have to
     model_config = TargetConfig(kind="hf", model=str(tmp_path))
     assert quickest_dtype(model_config, 1) is None  # it fits in a cache
-    monkeypatch.setattr(timed_dtype, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(timed_dtype, "_seconds_of", lambda _, rows: seconds if rows[0].dtype is torch.float32 else 1.0)
+    monkeypatch.setattr(settled, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(settled, "_seconds_of", lambda _, rows: seconds if rows[0].dtype is torch.float32 else 1.0)
     assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")
 
 
