@@ -3,8 +3,7 @@
     lost ──▶ its process has ended ──▶ the next one starts and listens ──▶ both say hello ──▶ it is used
 
 The target goes on decoding meanwhile: after the first draft nothing here raises, and a search waits at most
-`hello_seconds`. Each draft has its own link and nonce, so messages of an earlier one are dropped.
-`patience.Restarts` says when the target stays alone for good.
+`hello_seconds`. Each draft has its own link and nonce. `patience.Restarts` says when the target stays alone for good.
 """
 
 from __future__ import annotations
