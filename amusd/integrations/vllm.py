@@ -64,7 +64,7 @@ class Counts:
     proposed: int = 0
     """Candidates; not what fills a list up."""
     accepted: int = 0
-    """Of these."""
+    """Candidates that vLLM accepted."""
     waited_seconds: float = 0.0
     losses: int = 0
     """Drafts that were lost."""

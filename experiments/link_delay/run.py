@@ -48,7 +48,8 @@ def measure(request: Request, _arguments: argparse.Namespace) -> None:
     keys = request.runs / "keys"
     write_keys(keys)
     jobs = [_job(request, "beside", overrides, [])]
-    with _two_machines() as (here, there):
+    with two_machines((TARGET, DRAFT)) as names:
+        here, there = (["ip", "netns", "exec", name] for name in names)
         for delay in DELAYS[: 2 if request.quick else None]:
             with _draft(there, keys), _cable(here, delay) as host:
                 to = [f"drafter.address=tcp://{host}:{PORT}", f"transport.keys={keys}"]
@@ -70,22 +71,23 @@ def _job(request: Request, delay: Any, overrides: Sequence[str], under: Sequence
 
 
 @contextmanager
-def _two_machines() -> Iterator[tuple[list[str], list[str]]]:
-    """The words that run a command on the one and on the other."""
-    names = [f"amusd-{os.getpid()}-{number}" for number in range(2)]
+def two_machines(addresses: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """The names of two network namespaces with these addresses, which a cable connects. Raises `ConfigError`."""
+    names = (f"amusd-{os.getpid()}-0", f"amusd-{os.getpid()}-1")
     with ExitStack() as stack:
         for name in names:
-            _ip("netns", "add", name)
-            stack.callback(_ip, "netns", "delete", name)
-        _ip("link", "add", "name", "cable", "netns", names[0], "type", "veth", "peer", "cable", "netns", names[1])
-        for name, address in zip(names, (TARGET, DRAFT), strict=True):
-            _ip("-n", name, "address", "add", f"{address}/30", "dev", "cable")
-            _ip("-n", name, "link", "set", "cable", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield tuple(["ip", "netns", "exec", name] for name in names)  # type: ignore[misc]
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "delete", name)
+        ip("link", "add", "name", "cable", "netns", names[0], "type", "veth", "peer", "cable", "netns", names[1])
+        for name, address in zip(names, addresses, strict=True):
+            ip("-n", name, "address", "add", f"{address}/30", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
 
 
-def _ip(*arguments: str) -> None:
+def ip(*arguments: str) -> None:
+    """Run `ip` with these arguments. Raises `ConfigError` if it fails."""
     done = subprocess.run([IP, *arguments], capture_output=True, text=True, timeout=START_SECONDS, check=False)
     if done.returncode:
         raise ConfigError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

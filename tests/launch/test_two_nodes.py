@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from amusd.errors import ConfigError
 from amusd.transport.curve import write_keys
+from experiments.link_delay.run import ip, two_machines
 from tests.launch.processes import SECONDS, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer
 
@@ -25,24 +26,13 @@ CABLE_SECONDS = 30.0
 END_SECONDS = 60.0
 
 
-def ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode:
-        pytest.skip(f"needs the right to make network namespaces: {done.stderr.strip()}")
-
-
 @pytest.fixture
 def nodes() -> Iterator[tuple[str, str]]:
-    names = (f"amusd-{os.getpid()}-0", f"amusd-{os.getpid()}-1")
     with ExitStack() as stack:
-        for name in names:
-            ip("netns", "add", name)
-            stack.callback(ip, "netns", "delete", name)
-        ip("link", "add", "name", "cable", "netns", names[0], "type", "veth", "peer", "cable", "netns", names[1])
-        for name, address in zip(names, ADDRESSES, strict=True):
-            ip("-n", name, "address", "add", f"{address}/30", "dev", "cable")
-            ip("-n", name, "link", "set", "cable", "up")
-            ip("-n", name, "link", "set", "lo", "up")
+        try:
+            names = stack.enter_context(two_machines(ADDRESSES))
+        except ConfigError as error:
+            pytest.skip(f"needs the right to make network namespaces: {error}")
         yield names
 
 
