@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from amusd.drafters.base import Drafter
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.draft_step import draft_step
+from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
 
 CAPACITY = 60

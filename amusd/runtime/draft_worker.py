@@ -10,15 +10,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import TypeAlias
 
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, Expansion
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.logs import warn_once
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
+from amusd.protocol.draft_session import Guesses, Node, next_nodes
 from amusd.protocol.messages import Close, Features, Message, Open, Refused, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
-from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
+from amusd.sampling.acceptance import certain
 from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
@@ -29,6 +31,9 @@ MAX_SHOWN = 40
 """Most characters of a peer's name in a line for people."""
 SIGN_NS = 100_000_000
 """After this much work without a message, the draft says that it is alive; well below `max_silence_seconds`."""
+
+StepShare: TypeAlias = tuple[Sequence[Node], Sequence[Guesses]]
+"""What a step did for one sequence: the nodes that it computed, and the guesses behind them; both may be empty."""
 
 
 @dataclass
@@ -225,3 +230,28 @@ class DraftWorker:
         del self._sequences[sequence.sequence_id]
         sequence.close()
         self._free[sequence.drafter_name][sequence.sequence_id] = sequence.manager.drafter
+
+
+def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[StepShare]:
+    """Compute the most valuable nodes of sequences whose drafters were made together; the share of each.
+
+    It is urgent where it computes a root, which has no candidate yet: it ends once a message is ready. `row_share`: see
+    `next_nodes`.
+    """
+    chosen = next_nodes([manager.session for manager in managers], row_share)
+    working = [(manager, nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
+    is_urgent = any(manager.session.root in nodes for manager, nodes in working)
+    parts = []
+    for manager, nodes in working:
+        session, least = manager.session, 1 if is_urgent else manager.drafter.tokens_per_replay
+        num_tokens = min(session.room, max(session.opening.tokens_per_message, least))
+        parts.append(Expansion(session.root, nodes, num_tokens, session.room))
+    drafters = [manager.drafter for manager, _ in working]
+    found = drafters[0].step(drafters, parts) if drafters else []
+    for (manager, nodes), guesses in zip(working, found, strict=True):
+        probs: Sequence[bytes] = ()
+        if manager.distribution.rule == "rejection":
+            probs = manager.drafter.take_draft_probs() or [certain(token_id) for ((token_id, _),) in guesses]
+        manager.session.grow(nodes, guesses, probs)
+    shares = iter(found)
+    return [(nodes, next(shares) if nodes else ()) for nodes in chosen]

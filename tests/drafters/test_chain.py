@@ -13,7 +13,7 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.draft_step import draft_step
+from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
 
 NUM_TOKENS, MAX_LENGTH, VOCAB_SIZE = 100_000, 100_100, 50

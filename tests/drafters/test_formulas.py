@@ -32,7 +32,7 @@ from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
-from amusd.runtime.draft_step import draft_step
+from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState

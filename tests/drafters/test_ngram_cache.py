@@ -15,7 +15,7 @@ from amusd.config.engine import MAX_MATCH
 from amusd.drafters.ngram import CHANCES, MAX_CONTINUATIONS, WEIGHTS, EarlierAnswers, NgramCache, NgramDrafter
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.draft_step import draft_step
+from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
 
 texts = st.lists(st.integers(0, 4), max_size=30)

@@ -14,7 +14,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import Open
-from amusd.runtime.draft_step import draft_step
+from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.acceptance import certain
 

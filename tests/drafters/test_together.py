@@ -23,7 +23,7 @@ from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.draft_step import draft_step
+from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
 
 NUMBER = 4

@@ -14,8 +14,7 @@ from torch import Tensor
 from amusd.drafters.model import ModelDrafter
 from amusd.engine import Engine
 from amusd.protocol.messages import Features, Message, Open, Verdict
-from amusd.runtime.draft_step import draft_step
-from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.draft_worker import DraftWorker, draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport

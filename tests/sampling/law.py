@@ -24,7 +24,7 @@ from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
-from amusd.runtime.draft_step import draft_step
+from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.acceptance import RatioTest, unpack_rows
 from amusd.sampling.sampler import SamplingState
