@@ -63,70 +63,80 @@ class Ended(NamedTuple):
 
 
 class ForkServer:
-    """A server that runs one child at a time, as seen by its parent."""
+    """A server that runs one child at a time, as seen by its parent. Safe for several threads."""
 
     def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
         """Start the server, without waiting. `command`: runs a process that calls `serve`; its output is dropped."""
-        self._pipe, theirs = Pipe()
-        variables = {name: value for name, value in environment_with_huge_pages().items() if name not in _BINDINGS}
-        with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=variables)
+        self._command, self._settings = command, settings
+        self._lock = threading.RLock()
         self._pid: int | None = None
         self._end: Ended | None = None
-        self._send(settings)
-        own = weakref.WeakMethod(self._pipe.close)  # or a fork of this process would hold the socket open
-        os.register_at_fork(after_in_child=lambda: (close := own()) is not None and close())
+        self._launch()
 
     @property
     def pid(self) -> int:
         """Process id of the newest child, or of the server that prepares for it."""
-        self.ended(0.0)
-        return self._pid or self._process.pid
+        with self._lock:
+            self.ended(0.0)
+            return self._pid or self._process.pid
 
     @property
     def is_preparing(self) -> bool:
         """Whether there is no child yet."""
         return self._pid is None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the server itself has ended."""
-        return self._process.poll() is not None
-
     def start(self, orders: Mapping[str, Any]) -> None:
-        """Order the next child, without waiting; the last one has ended."""
-        self._pid, self._end = None, None
-        self._send(orders)
+        """Order the next child, without waiting; the last one has ended. A server that has ended is started again."""
+        with self._lock:
+            if self._process.poll() is not None:
+                self.close()
+                self._launch()
+            self._pid, self._end = None, None
+            self._send(orders)
 
     def ended(self, timeout: float) -> Ended | None:
         """How the newest child ended; None if not within `timeout` seconds (0 polls)."""
         deadline = time.monotonic() + timeout
-        try:
-            while self._end is None and self._pipe.poll(_left(deadline)):
-                self._pid, *code = json.loads(self._pipe.recv_bytes())
-                self._end = Ended(self._pid or 0, *code) if code else None
-        except (EOFError, OSError):  # the server has closed its end, but may not have ended yet
-            with suppress(subprocess.TimeoutExpired):
-                self._end = Ended(self._pid or self._process.pid, self._process.wait(_left(deadline)))
-        return self._end
+        with self._lock:
+            try:
+                while self._end is None and self._pipe.poll(_left(deadline)):
+                    self._pid, *code = json.loads(self._pipe.recv_bytes())
+                    self._end = Ended(self._pid or 0, *code) if code else None
+            except (EOFError, OSError):  # the server has closed its end, but may not have ended yet
+                with suppress(subprocess.TimeoutExpired):
+                    self._end = Ended(self._pid or self._process.pid, self._process.wait(_left(deadline)))
+            return self._end
 
     def kill(self) -> None:
         """Kill the newest child, or the server that prepares for it, without waiting."""
-        if self.ended(0.0) is None:
-            self._process.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
-            with suppress(ProcessLookupError):
-                os.kill(self._pid or self._process.pid, signal.SIGKILL)
+        with self._lock:
+            if self.ended(0.0) is None:
+                self._process.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
+                with suppress(ProcessLookupError):
+                    os.kill(self._pid or self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the server and its child. Idempotent."""
-        self._pipe.close()
-        self._process.send_signal(signal.SIGCONT)
-        try:
-            self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+        with self._lock:
+            self._pipe.close()
+            self._process.send_signal(signal.SIGCONT)
+            try:
                 self._process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+                    self._process.wait(_EXIT_SECONDS)
+
+    def _launch(self) -> None:
+        self._pipe, theirs = Pipe()
+        variables = {name: value for name, value in environment_with_huge_pages().items() if name not in _BINDINGS}
+        with theirs:
+            self._process = subprocess.Popen(
+                self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=variables
+            )
+        own = weakref.WeakMethod(self._pipe.close)  # or a fork of this process would hold the socket open
+        os.register_at_fork(after_in_child=lambda: (close := own()) is not None and close())
+        self._send(self._settings)
 
     def _send(self, values: Mapping[str, Any]) -> None:
         with suppress(OSError):  # the server has just ended, which `ended` finds

@@ -111,7 +111,7 @@ def test_where_nothing_is_prepared_each_child_is_the_process_itself() -> None:
         assert parent_of(pid) == os.getpid()
         os.kill(pid, signal.SIGKILL)
         assert server.ended(SECONDS) == Ended(pid, -signal.SIGKILL)
-        assert server.is_over
+        assert parent_of(start(server)) == os.getpid()
 
 
 @pytest.mark.parametrize("lost", ["server is stopped", "server is killed"])
@@ -122,7 +122,7 @@ def test_a_lost_server_does_not_hide_the_end_of_its_child(lost: str) -> None:
         os.kill(server_pid, signal.SIGSTOP if lost == "server is stopped" else signal.SIGKILL)
         server.kill()
         assert server.ended(SECONDS) == Ended(pid, -signal.SIGKILL)
-        assert server.is_over is (lost == "server is killed")
+        assert (parent_of(start(server)) == server_pid) is (lost == "server is stopped")
 
 
 @pytest.mark.parametrize("stopped", ["nothing", "child", "server"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,60 +38,50 @@ class DraftProcess:
         """
         size = config.target_tensor_parallel_size
         own_cores = cores or cores_for("draft", allowed_cores(), config.hardware, num_target_ranks=size)
-        self._settings = {
+        settings = {
             "config": to_mapping(config),
             "address": address,
             "is_own": is_own,
             "cores": sorted(own_cores),  # found before the target keeps to its own
             "shows_lines": logger.isEnabledFor(logging.INFO),
         }
-        self._lock = threading.RLock()
-        self._is_dismissed = False
         self._last_end: Ended | None = None
-        self._server = ForkServer(command_of(__name__), self._settings)
+        self._server = ForkServer(command_of(__name__), settings)
         self._start()
 
     @property
     def pid(self) -> int:
         """Process id of the newest draft, or of the process that prepares for it."""
-        with self._lock:
-            return self._server.pid
+        return self._server.pid
 
     def start_next(self) -> bool:
         """Start the next draft, without waiting; False while the one before has not ended."""
-        with self._lock:
-            if self.ended(0.0) is None:
-                return False
-            if self._server.is_over:
-                self._server.close()
-                self._server = ForkServer(command_of(__name__), self._settings)
-            self._start()
-            return True
+        if self.ended(0.0) is None:
+            return False
+        self._start()
+        return True
 
     def ended(self, timeout: float, /) -> Ended | None:
         """How the present draft ended; None if not within `timeout` seconds (0 polls)."""
-        with self._lock:
-            end = self._server.ended(timeout)
-            if end is not None and end is not self._last_end:
-                self._last_end = end
-                if end.code < 0 and not self._is_dismissed:
-                    logger.warning("%s", end.in_words(DRAFT))
-            return end
+        end = self._server.ended(timeout)
+        if end is not None and end is not self._last_end:
+            self._last_end = end
+            if end.code < 0 and not self._is_dismissed:
+                logger.warning("%s", end.in_words(DRAFT))
+        return end
 
     def kill(self) -> None:
         """End the present draft, without waiting."""
-        with self._lock:
-            if self.ended(0.0) is None:
-                self._is_dismissed = True
-                self._server.kill()
+        if self.ended(0.0) is None:
+            self._is_dismissed = True
+            self._server.kill()
 
     def stop(self) -> None:
         """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
         self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
-        with self._lock:
-            if self.ended(0.0 if self._server.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
-                self._server.kill()
-            self._server.close()
+        self.ended(0.0 if self._server.is_preparing else STOP_SECONDS)  # what loads does not see its link end
+        self._server.kill()
+        self._server.close()
 
     def keep(self, is_over: Callable[[], bool] = lambda: False) -> int:
         """Start the next draft whenever one ends, until `is_over`; return the exit code."""
