@@ -31,7 +31,7 @@ from amusd.logs import logger
 from amusd.policies.factory import check_sampling, choose_policy, choose_schedule, policy_name
 from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.devices import device_of
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.startup import connect_target
 from amusd.runtime.target_worker import TargetWorker
 from amusd.runtime.verifier import Request

@@ -35,7 +35,7 @@ from amusd.logs import warn_once
 from amusd.protocol.messages import Open
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.remote_drafter import LOOKAHEAD
 from amusd.tracing.recorder import Recorder

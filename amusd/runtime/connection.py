@@ -18,8 +18,7 @@ from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
 from amusd.logs import logger
 from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
-from amusd.runtime.draft_process import DRAFT
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import DRAFT, DraftSource
 from amusd.runtime.hello import BUSY, check_pair, reported, told_by
 from amusd.runtime.patience import MAX_NONSENSE, MAX_RESTARTS, Restarts, Silence
 from amusd.transport.base import Link

@@ -1,14 +1,16 @@
-"""Starts, replaces and ends the draft's process, and is its entry point.
+"""Where a target's drafts come from: a process that it starts, or a server that was started elsewhere.
 
-On a CPU a fork server loads the models once and forks a draft for each session (`amusd/child.py`), so a lost draft is
-replaced within a tenth of a second.
+This module is also the entry point of the draft's process. On a CPU a fork server loads the models once and forks a
+draft for each session (`amusd/child.py`), so a lost draft is replaced within a tenth of a second.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from amusd.child import Ended, ForkServer, Orders, command_of, serve
@@ -16,8 +18,10 @@ from amusd.config import EngineConfig
 from amusd.errors import ConfigError
 from amusd.logs import logger, show_lines
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import device_of
+from amusd.runtime.devices import device_of, link_devices
 from amusd.settings import from_mapping, to_mapping
+from amusd.transport.base import Link
+from amusd.transport.factory import connect, link_address
 
 DRAFT = "the draft's process"
 STOP_SECONDS = 1.0
@@ -99,6 +103,54 @@ class DraftProcess:
     def _start(self) -> None:
         self._is_dismissed = False
         self._server.start({"last_code": None if self._last_end is None else self._last_end.code})
+
+
+class DraftSource:
+    """Drafts at one address, one at a time, to which a target connects. Safe for several threads."""
+
+    process: DraftProcess | None = None
+    """The draft's process, if it was started here."""
+
+    def __init__(self, config: EngineConfig, address: str | None = None, cores: Sequence[int] = ()) -> None:
+        """`address`: that of a server started elsewhere; None: start a draft here, without waiting.
+
+        `cores`: as in `DraftProcess`. Raises `ConfigError`.
+        """
+        self.can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
+        self._transport, self._devices = config.transport, ("", "") if self.can_repeat else link_devices(config)
+        with ExitStack() as running:
+            if address is None:
+                address = running.enter_context(link_address(self._transport, self._devices))
+                self.process = DraftProcess(config, address, cores, is_own=True)
+                running.callback(self.process.stop)
+            self._running = running.pop_all()
+        self._address = address
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the drafts are on this machine, so that they can record events in the target's run directory."""
+        return self.process is not None or not self._address.startswith("tcp://")
+
+    def start(self) -> bool:
+        """Start the next draft, without waiting; False while the one before has not ended."""
+        return self.process is None or self.process.start_next()
+
+    def connect(self) -> Link | None:
+        """A new link to the draft, with a new nonce; None if the draft does not listen yet. Raises `ConfigError`."""
+        return connect(self._transport, self._address, secrets.randbits(64), self._devices)
+
+    def ended(self, timeout: float) -> Ended | None:
+        """How the present draft ended; None if not within `timeout` seconds (0 polls), or if it is not a child."""
+        return None if self.process is None else self.process.ended(timeout)
+
+    def drop(self) -> None:
+        """Kill the present draft if it was started here. Does not wait."""
+        if self.process is not None:
+            self.process.kill()
+
+    def stop(self) -> None:
+        """End the draft if it was started here. Idempotent."""
+        self._running.close()
 
 
 def main() -> None:

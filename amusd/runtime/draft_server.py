@@ -28,8 +28,7 @@ from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices, claim_device, device_of, free_bytes, link_devices
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.draft_process import FAILED, TOLD
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import FAILED, TOLD, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.hello import BUSY, check_pair, failure_report
 from amusd.runtime.remote_drafter import RemoteDrafter

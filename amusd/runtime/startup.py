@@ -21,7 +21,7 @@ from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.ranks import Follower, Leader
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder

@@ -6,7 +6,7 @@ from amusd.commands.compare import Comparison
 from amusd.commands.contestants import contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.engine import Engine
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import DraftSource
 from amusd.tracing.recorder import Recorder, as_format
 from amusd.workload import load_prompts
 from experiments.gpu_proof.plan import Scale

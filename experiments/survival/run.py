@@ -33,7 +33,7 @@ from amusd.console import table
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import DraftSource
 from amusd.tracing.events import Event, TargetPass
 from amusd.tracing.recorder import Recorder
 from experiments.common import Document, write_results

@@ -27,8 +27,8 @@ from amusd.config import DecodingConfig, EngineConfig, TransportConfig
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.runtime import draft_process, draft_server, startup
+from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.draft_server import Offer
-from amusd.runtime.draft_source import DraftSource
 from tests.warm import Popen
 
 NUM_TOKENS = 60

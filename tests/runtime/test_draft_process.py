@@ -29,9 +29,8 @@ from amusd.errors import PeerLostError
 from amusd.protocol.messages import DraftHello, TargetHello
 from amusd.protocol.wire import encode
 from amusd.runtime import draft_process, draft_server, patience
-from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.draft_process import DraftProcess, DraftSource
 from amusd.runtime.draft_server import DraftServer
-from amusd.runtime.draft_source import DraftSource
 from amusd.runtime.patience import MAX_RESTARTS
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events

@@ -7,13 +7,13 @@ from lines import logged
 
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.runtime.draft_source import DraftSource
+from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.startup import load_first_rank
 
 
 def test_nccl_without_two_gpus_is_refused_before_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    monkeypatch.setattr("amusd.runtime.draft_source.DraftProcess", lambda *_, **__: pytest.fail("it is started"))
+    monkeypatch.setattr("amusd.runtime.draft_process.DraftProcess", lambda *_, **__: pytest.fail("it is started"))
     hardware = HardwareConfig(devices=("cuda:0", "cpu"))
     config = EngineConfig(transport=TransportConfig(kind="nccl"), hardware=hardware)
     with pytest.raises(ConfigError, match="the target is on cuda:0, the draft on cpu") as caught:
