@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -16,22 +16,19 @@ import torch
 
 from amusd.checkpoints.building import device_errors
 from amusd.checkpoints.loading import describe_drafter
-from amusd.checkpoints.tokenizer import Tokenizer
-from amusd.config import DrafterConfig, EngineConfig, TransportConfig
-from amusd.drafters.base import Drafter, DrafterFactory
+from amusd.config import EngineConfig
+from amusd.drafters.base import Drafter
 from amusd.drafters.factory import StartInner, load_drafters
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import keep_traceback
 from amusd.logs import logger, warn_once
 from amusd.protocol.messages import DraftHello, TargetHello
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.connection import Connection
-from amusd.runtime.devices import check_devices, claim_device, device_of, free_bytes, link_devices
-from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.draft_process import FAILED, TOLD, DraftSource
+from amusd.runtime.devices import claim_device, device_of, free_bytes, link_devices
+from amusd.runtime.draft_process import FAILED, TOLD
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.hello import BUSY, check_pair, failure_report
-from amusd.runtime.remote_drafter import RemoteDrafter
+from amusd.runtime.remote_drafter import start_inner
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.transport.factory import is_removed, listen
@@ -177,24 +174,3 @@ def _hello(link: Transport) -> TargetHello | None:
     except PeerLostError:
         return None
     return message if isinstance(message, TargetHello) else None
-
-
-def start_inner(
-    config: EngineConfig, running: ExitStack, drafter: DrafterConfig, middle: ModelRunner, tokenizer: Tokenizer
-) -> DrafterFactory:
-    """Start a process for a cascade's inner drafter, which ends with `running`; return the factory of its drafters.
-
-    Raises `ConfigError` if the two do not fit, `PeerError` if the process does not answer.
-    """
-    assert drafter.inner_device is not None
-    check_devices([drafter.inner_device])
-    hardware = replace(config.hardware, devices=(device_of(config, "draft"), drafter.inner_device))
-    stage = drafter.stages[1]
-    config = replace(
-        config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1
-    )
-    connection = Connection.to(DraftSource(config), config, running)
-    connection.await_first(tokenizer.fingerprint)
-    connection.source = None  # a lost one is not replaced
-    client = DraftClient(Recorder("target"), connection)
-    return lambda number: [RemoteDrafter(client, stage.kind, middle.num_ids) for _ in range(number)]

@@ -11,12 +11,21 @@ middle never waits: without candidates it drafts alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
-from amusd.drafters.base import Drafter
+from amusd.checkpoints.tokenizer import Tokenizer
+from amusd.config import DrafterConfig, EngineConfig, TransportConfig
+from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.logs import warn_once
 from amusd.protocol.messages import Open
+from amusd.runner.model_runner import ModelRunner
+from amusd.runtime.connection import Connection
+from amusd.runtime.devices import check_devices, device_of
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.drafted_sequence import DraftedSequence
+from amusd.tracing.recorder import Recorder
 
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
@@ -77,3 +86,24 @@ class RemoteDrafter(Drafter):
         if self._sequence is not None:
             self._client.close(self._sequence)
             self._sequence = None
+
+
+def start_inner(
+    config: EngineConfig, running: ExitStack, drafter: DrafterConfig, middle: ModelRunner, tokenizer: Tokenizer
+) -> DrafterFactory:
+    """Start a process for a cascade's inner drafter, which ends with `running`; return the factory of its drafters.
+
+    Raises `ConfigError` if the two do not fit, `PeerError` if the process does not answer.
+    """
+    assert drafter.inner_device is not None
+    check_devices([drafter.inner_device])
+    hardware = replace(config.hardware, devices=(device_of(config, "draft"), drafter.inner_device))
+    stage = drafter.stages[1]
+    config = replace(
+        config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1
+    )
+    connection = Connection.to(DraftSource(config), config, running)
+    connection.await_first(tokenizer.fingerprint)
+    connection.source = None  # a lost one is not replaced
+    client = DraftClient(Recorder("target"), connection)
+    return lambda number: [RemoteDrafter(client, stage.kind, middle.num_ids) for _ in range(number)]
