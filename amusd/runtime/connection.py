@@ -64,8 +64,8 @@ class Connection:
     """Drafters that it must have."""
     _arriving: Link | None = None
     """The link to a draft that has not said hello."""
-    _is_starting: bool = False
-    """Whether a draft has been started since the last one was lost."""
+    _is_starting: bool = True
+    """Whether the draft that is looked for has been started."""
     _restarts: Restarts = field(default_factory=Restarts)
     _gave_up: str | None = None
     _deadline: float = math.inf
@@ -76,7 +76,7 @@ class Connection:
     @classmethod
     def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Connection:
         """A connection to the drafts of `source`, which end with `running`."""
-        connection = cls(source=source, startup_timeout_seconds=config.startup_timeout_seconds, _is_starting=True)
+        connection = cls(source=source, startup_timeout_seconds=config.startup_timeout_seconds)
         running.callback(source.stop)
         running.callback(connection.shut_down)
         return connection
@@ -138,7 +138,8 @@ class Connection:
             if not self._look(0.0, hello_seconds):
                 return False
         except ConfigError as error:
-            self._give_up(f"the next draft is refused: {error}")
+            self._drop_arriving()
+            self._gave_up = f"the next draft is refused: {error}"
             return False
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             logger.debug("no draft yet", exc_info=True)
@@ -223,11 +224,7 @@ class Connection:
         self._is_starting, self._drop_at = False, self.clock.now() + FAREWELL_SECONDS
         self._deadline = math.inf if self.incarnation else self._deadline
         if self._gave_up is None and self._restarts.on_lost(self.clock.now(), counts=counts):
-            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
-
-    def _give_up(self, reason: str) -> None:
-        self._drop_arriving()
-        self._gave_up = self._gave_up or reason
+            self._gave_up = f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}"
 
     def _drop_arriving(self) -> None:
         if self._arriving is not None:

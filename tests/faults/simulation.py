@@ -171,9 +171,7 @@ class Simulation:
 
     def _start(self) -> WatchedTarget:
         source = self.drafts
-        connection = Connection(
-            source=source, startup_timeout_seconds=HANDSHAKE_SECONDS, clock=self.world.clock, _is_starting=True
-        )
+        connection = Connection(source=source, startup_timeout_seconds=HANDSHAKE_SECONDS, clock=self.world.clock)
         connection.await_first("")
         recorder = Recorder("target", clock=self.world.clock)
         client = WatchedClient(

@@ -70,7 +70,6 @@ class Search:
             source=self.source,
             startup_timeout_seconds=TIMEOUT_SECONDS,
             clock=self.clock,
-            _is_starting=True,
         )
 
     def lose(self, *, has_ended: bool = True) -> None:
