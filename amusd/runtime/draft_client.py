@@ -77,10 +77,10 @@ class DraftClient:
 
     def open(self, sequence: DraftedSequence) -> None:
         """Have the draft work on a new sequence, if it wants one."""
-        self.next_sequence_id = sequence.session.sequence_id + 1
+        self.next_sequence_id = sequence.sequence_id + 1
         if sequence.wish is None:
             return
-        self._sequences[sequence.session.sequence_id] = sequence
+        self._sequences[sequence.sequence_id] = sequence
         if not self.look_for_next():
             self._attach(sequence)
 
@@ -124,12 +124,12 @@ class DraftClient:
             if state is None or link is None or not link.has_room(2 * len(data)):
                 return  # as much again is left to other messages
             state.num_features = end
-            self._send(Features(sequence.session.sequence_id, self.connection.incarnation, start, end, data))
+            self._send(Features(sequence.sequence_id, self.connection.incarnation, start, end, data))
             start = end
 
     def close(self, sequence: DraftedSequence) -> None:
         """End a sequence, and await the draft's counts for a moment."""
-        number, seconds = sequence.session.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
+        number, seconds = sequence.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
         self._sequences.pop(number, None)
         if sequence.at_draft is not None and self._send(Close(number, self._not_over)):
             self._closed[sequence] = self.recorder.now_ns() + round(seconds * 1e9)
@@ -237,7 +237,7 @@ class DraftClient:
             for each in self._sequences.values():
                 if each.at_draft is not None:
                     each.at_draft.waited_ns = 0
-        for closed in [each for each in self._closed if each.session.sequence_id == message.sequence_id]:
+        for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
             assert closed.at_draft is not None
             closed.at_draft.is_answered |= counts is not None
             self.forget(closed)
@@ -267,6 +267,6 @@ class DraftClient:
     def _lost(self, reason: str) -> None:
         for sequence in (*self._sequences.values(), *self._closed):
             sequence.lose_draft()
-            self.recorder.instant("draft_lost", sequence.session.sequence_id, reason=reason)
+            self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         for closed in tuple(self._closed):
             self.forget(closed)

@@ -32,6 +32,11 @@ class DraftedSequence:
     is_over: bool = False
     """Nothing follows, and the counts are complete."""
 
+    @property
+    def sequence_id(self) -> int:
+        """Names it in messages and events."""
+        return self.session.sequence_id
+
     @classmethod
     def behind(cls, token_ids: Sequence[int], wish: Open, vocab_size: int, max_silence_seconds: float) -> Self:
         """A sequence whose tokens another engine decides; they are ids in `[0, vocab_size)`."""
@@ -57,7 +62,7 @@ class DraftedSequence:
             token_ids=session.committed,
             reference=self.wish.reference[session.committed_length - session.prompt_length :],
             not_over=not_over,
-            follows=0 if followed is None else followed.session.sequence_id,
+            follows=0 if followed is None else followed.sequence_id,
         )
 
     def followed(self, incarnation: int) -> DraftedSequence | None:

@@ -7,7 +7,7 @@ session           the committed tokens, and the candidates behind them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -29,65 +29,48 @@ from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Token
 
 
-@dataclass(eq=False)
 class TargetSequence(DraftedSequence):
     """The state of one request while the target decodes it."""
 
-    request: Request
-    stop: StopChecker
-    model: ModelRunner
-    cache: KVCache
-    observer: Observer
-    sequence_id: int
-    """Names it in messages and events."""
-    start_ns: int
-    session: TargetSession = field(init=False)
-    wish: Open | None = field(init=False)
-    max_silence_seconds: float = field(init=False)
-    verifier: Verifier = field(init=False)
-    metrics: GenerationMetrics = field(init=False)
-    decision: Verify = field(default_factory=lambda: Verify(0))
+    view: TargetView
+    """What the policy saw last."""
+    decision: Verify
     """For the pass under way, or the next one if it begins now."""
-    view: TargetView = field(init=False)
-    """What it was decided on by."""
-    block: Block = field(init=False)
+    block: Block
     """What the pass under way verifies, or the last one did."""
-    tokens: list[Token] = field(default_factory=list)
-    """The answer so far; it only grows."""
     finish_reason: FinishReason | None = None
     """None while the answer goes on."""
     error: ConfigError | None = None
-    _room: int = 0
+    """Why the answer cannot go on."""
 
-    def __post_init__(self) -> None:
-        request, policy, fan_out = self.request, self.request.policy, self.request.policy.fan_out
-        self.session = TargetSession(
-            sequence_id=self.sequence_id,
+    def __init__(
+        self,
+        request: Request,
+        stop: StopChecker,
+        model: ModelRunner,
+        cache: KVCache,
+        observer: Observer,
+        *,
+        sequence_id: int,
+        start_ns: int,
+    ) -> None:
+        session = TargetSession(
+            sequence_id=sequence_id,
             prompt=request.prompt,
             max_length=request.max_length,
-            vocab_size=self.model.vocab_size,
-            fan_out=fan_out,
+            vocab_size=model.vocab_size,
+            fan_out=request.policy.fan_out,
             wants_draft_probs=request.distribution.rule == "rejection",
         )
-        self.max_silence_seconds, self.wish = request.max_silence_seconds, None
-        if request.drafter is not None:
-            self.wish = Open(
-                sequence_id=self.sequence_id,
-                incarnation=0,
-                token_ids=(),
-                max_length=request.max_length,
-                drafter=request.drafter,
-                max_lookahead=policy.max_lookahead,
-                tokens_per_message=policy.tokens_per_message,
-                reference=request.reference,
-                sampling=request.distribution.as_message(),
-                fan_out=fan_out,
-                rows_per_step=policy.rows_per_step,
-                max_steps=policy.max_steps,
-            )
-        self.verifier = Verifier(self.model, request, self.cache)
+        wish = _wish(request, sequence_id)
+        super().__init__(session=session, wish=wish, max_silence_seconds=request.max_silence_seconds)
+        self.request, self.stop, self.model, self.cache, self.observer = request, stop, model, cache, observer
+        self.start_ns = start_ns
+        self.verifier = Verifier(model, request, cache)
         self.metrics = GenerationMetrics(num_prompt_tokens=len(request.prompt))
-        self.observer.open(request.drafter, has_tree=fan_out > 1)
+        self.tokens: list[Token] = []
+        """The answer so far; it only grows."""
+        observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
 
     @property
     def ended_by(self) -> FinishReason:
@@ -156,8 +139,8 @@ class TargetSequence(DraftedSequence):
         pass, to be heard again.
         """
         max_rows = self.model.numerics.max_rows(self.session.committed_length - 1)
-        self._room = min(self.session.remaining, max_rows) - 1
-        view = self.observer.view(self.session, max_candidates=self._room, waited_ns=waited_ns)
+        most = min(self.session.remaining, max_rows) - 1
+        view = self.observer.view(self.session, max_candidates=most, waited_ns=waited_ns)
         if not may_hear:
             view = replace(view, may_get_more=False, drafting_pays=True)
         self.view = view
@@ -172,7 +155,7 @@ class TargetSequence(DraftedSequence):
 
     def begin(self) -> Rows:
         """The rows of the pass that begins now."""
-        num_candidates = min(self.decision.num_candidates, self._room)
+        num_candidates = min(self.decision.num_candidates, self.view.max_candidates)
         breadth, min_chance = self.request.policy.breadth, self.decision.min_chance
         self.block = self.verifier.begin(self.session, num_candidates, breadth, min_chance)
         return self.verifier.rows(self.block)
@@ -211,3 +194,24 @@ class TargetSequence(DraftedSequence):
             "num_prompt_tokens": len(request.prompt),
             "finish_reason": self.ended_by,
         }
+
+
+def _wish(request: Request, sequence_id: int) -> Open | None:
+    """The request's `Open`, as `DraftedSequence` keeps it."""
+    if request.drafter is None:
+        return None
+    policy = request.policy
+    return Open(
+        sequence_id=sequence_id,
+        incarnation=0,
+        token_ids=(),
+        max_length=request.max_length,
+        drafter=request.drafter,
+        max_lookahead=policy.max_lookahead,
+        tokens_per_message=policy.tokens_per_message,
+        reference=request.reference,
+        sampling=request.distribution.as_message(),
+        fan_out=policy.fan_out,
+        rows_per_step=policy.rows_per_step,
+        max_steps=policy.max_steps,
+    )

@@ -38,7 +38,6 @@ class TargetWorker:
     max_num_seqs: int = 1
     prefix_caching: bool = True
     counts: TargetCounts = field(default_factory=TargetCounts)
-    _next_sequence_id: int = 1
     sequences: list[TargetSequence] = field(default_factory=list)
     """The open ones, in the order of their admission."""
     _free_caches: dict[KVCache, TargetSequence | None] = field(init=False)
@@ -64,12 +63,11 @@ class TargetWorker:
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
         """Begin a sequence; only where the worker `has_room`."""
         cache, num_cached = self._find_cache(request.prompt)
-        number, start_ns = self._next_sequence_id, self.recorder.now_ns()
-        sequence = TargetSequence(request, stop, self.model, cache, self._free_observers[-1], number, start_ns)
+        number, start_ns, observer = self.client.next_sequence_id, self.recorder.now_ns(), self._free_observers[-1]
+        sequence = TargetSequence(request, stop, self.model, cache, observer, sequence_id=number, start_ns=start_ns)
         cache.truncate(num_cached)
         sequence.metrics.num_cached_tokens = num_cached
         sequence.before = self._free_caches[cache]
-        self._next_sequence_id += 1
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self.sequences.append(sequence)
         self._free_observers.pop()
@@ -111,7 +109,7 @@ class TargetWorker:
 
     def begin_run(self, number: int) -> None:
         """Number sequences from `number` * `SEQUENCES_PER_RUN` + 1 on. Numbers must rise: the draft ignores others."""
-        self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
+        self.client.next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
         """Tell the draft that all is over, and free the graphs, for which the end of a group of NCCL waits."""

@@ -85,7 +85,7 @@ class WatchedTarget(TargetWorker):
     _num_waits: int = 0
 
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
-        self.watch.begin(self._next_sequence_id, request.prompt, request.max_length)
+        self.watch.begin(self.client.next_sequence_id, request.prompt, request.max_length)
         return super().admit(request, stop)
 
     def _decide(self, working: Sequence[TargetSequence]) -> None:
