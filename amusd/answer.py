@@ -82,7 +82,7 @@ class Answer:
     def __next__(self) -> Token:
         """Raises `StateError` when the engine was closed, or the answer interrupted."""
         while True:
-            is_over = self.is_over  # first: the last tokens come before it is set
+            is_over = self.is_over  # read first: it is set behind the last tokens
             if self._num_read < len(self._tokens):
                 self._num_read += 1
                 return self._tokens[self._num_read - 1]
@@ -174,7 +174,7 @@ class Scheduler:
         self._lock = threading.RLock()
         """The thread that has it computes."""
         self._in_use = False
-        """That thread is inside the worker: only a signal handler sees this with the lock."""
+        """Whether that thread is inside the worker; a signal handler in it can take the lock again."""
         self._queue: deque[weakref.ref[Answer]] = deque()
         self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._is_closed = False

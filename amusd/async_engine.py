@@ -4,7 +4,7 @@
         async for token in engine.stream("Why is the sky blue?", SamplingParams(max_new_tokens=64)):
             print(token.text, end="")
 
-Tasks of any event loops may ask.
+Tasks of any event loop may use it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class AsyncEngine:
             self._made.set_exception(error)
             return
         self._made.set_result(engine)
-        with engine, suppress(StateError):  # somebody else has closed it, which is said where an answer is read
+        with engine, suppress(StateError):  # it was closed elsewhere, which readers of answers learn
             while not self._is_closing:
                 if not engine.scheduler.step():
                     self._asked.wait(LOOK_SECONDS)
@@ -137,7 +137,7 @@ async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator
         await news.wait()
         news.clear()
         for index, answer in tuple(reading.items()):
-            is_over = answer.is_over  # first: the last tokens come before it is set
+            is_over = answer.is_over  # read first: it is set behind the last tokens
             if tokens := answer.read_available():
                 yield index, tokens
             if is_over:
@@ -147,6 +147,6 @@ async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator
 
 
 def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    if not news.is_set():  # a reader clears it before it looks what there is
-        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+    if not news.is_set():  # a reader clears it before it reads
+        with suppress(RuntimeError):  # the event loop is closed, and so nothing waits
             loop.call_soon_threadsafe(news.set)

@@ -134,7 +134,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=variables
             )
-        own = weakref.WeakMethod(self._pipe.close)  # or a fork of this process would hold the socket open
+        own = weakref.WeakMethod(self._pipe.close)  # a fork of this process must not hold the socket open
         os.register_at_fork(after_in_child=lambda: (close := own()) is not None and close())
         self._send(self._settings)
 
@@ -157,12 +157,12 @@ def serve(
     `prepare` gets the settings; `work` gets them, its orders and what was prepared, and returns an exit code. It runs
     in a fork; if None was prepared, in this process, once. `leave` is called when the parent is gone.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, are for the parent, which ends this process
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them here, too; the parent ends this process
         signal.signal(number, signal.SIG_IGN)
     pipe = Connection(_STANDARD_INPUT)
     settings: Orders = {}
     children: list[int] = []
-    """The one at work, if there is one."""
+    """The process id of the one at work, if there is one."""
 
     def end() -> NoReturn:
         for pid in children:  # one that is stopped does not end by itself
@@ -171,7 +171,7 @@ def serve(
         leave(settings)
         os._exit(0)
 
-    _on_hang_up(end)  # a thread that only waits for it, and holds no lock that a fork would miss
+    _on_hang_up(end)  # its thread holds no lock, so the process can be forked
     received = _received(pipe)
     settings |= next(received, {})
     prepared = prepare(settings)
@@ -202,9 +202,9 @@ def _fork(pipe: Connection, work: Callable[[], int]) -> int:
     code = 1
     try:
         _on_hang_up(lambda: os._exit(0))  # its parent is gone
-        _report(pipe, os.getpid())  # before anybody can have met it
+        _report(pipe, os.getpid())  # before another process can reach it
         code = work()
-    except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
+    except BaseException:  # noqa: BLE001 - the process ends with this traceback and an exit code
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
@@ -221,5 +221,5 @@ def _report(pipe: Connection, *numbers: int) -> None:
 def _on_hang_up(react: Callable[[], object]) -> None:
     """Call `react` in another thread when the parent is gone."""
     waiting = select.poll()
-    waiting.register(_STANDARD_INPUT, 0)  # a hang-up is told unasked
+    waiting.register(_STANDARD_INPUT, 0)  # poll always reports a hang-up
     threading.Thread(target=lambda: waiting.poll() and react(), name="parent", daemon=True).start()

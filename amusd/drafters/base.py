@@ -96,7 +96,7 @@ class Drafter:
         self.committed, self.capacity, self.fan_out = list(token_ids), capacity, fan_out
 
     def foresee(self, path: Sequence[int]) -> None:
-        """Hint: `propose` will next be asked behind `path`, so a draft on another device can begin."""
+        """Hint that `propose` comes next for this `path`, so that a draft on another device can begin."""
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:  # noqa: ARG002 - for others
         """Up to `room` tokens behind the committed ones and `path`; may be empty."""

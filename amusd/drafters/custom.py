@@ -47,7 +47,7 @@ class DrafterContext:
 def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> DrafterFactory:
     """Call the function that `config` names; what it returns makes drafters, which are checked.
 
-    Raises `ConfigError`, one line, for all that goes wrong in it, and so does the result.
+    Raises a `ConfigError` of one line for whatever goes wrong in it; so does the factory that is returned.
     """
     named = str(config.factory)
     context = DrafterContext(options=config.options, device=device, engine=engine)

@@ -213,7 +213,10 @@ class Connection:
         self._restarts.on_met(self.clock.now())
 
     def _refused(self, line: str) -> ConfigError | PeerLostError:
-        """The user's mistake at first. Later the network may have broken, or this target's last session lasts still."""
+        """A `ConfigError` for a first draft, which is the user's mistake; else a `PeerLostError`.
+
+        Later the network may have broken, or the server may still hold this target's last session.
+        """
         return PeerLostError(line) if self.incarnation else ConfigError(line)
 
     def _search(self, reason: str, *, was_met: bool) -> None:

@@ -128,9 +128,9 @@ def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
 
         from amusd.checkpoints.building import device_errors
 
-        # Whatever names no device (events, streams, pinned memory) would open a context on cuda:0, some 500 MB of a GPU
-        # that another worker needs. Not CUDA_VISIBLE_DEVICES: it would call every GPU cuda:0, in messages and logs too,
-        # and hide from NCCL the GPU that the other end is on.
+        # Otherwise whatever names no device (events, streams, pinned memory) opens a context on cuda:0, which takes
+        # 500 MB of a GPU that another worker needs. With CUDA_VISIBLE_DEVICES every GPU would be called cuda:0, in
+        # messages and logs too, and NCCL would not find the GPU of the other end.
         with device_errors(device):
             torch.cuda.set_device(device)
     return device

@@ -24,10 +24,10 @@ from amusd.tracing.recorder import Recorder
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
-HELLO_SECONDS = 0.005
-"""Longest wait for the hello of a draft that already listens, which saves a pass without candidates."""
 SETTLE_SECONDS = 0.01
 """Longest single wait for those counts, since a new request may come meanwhile."""
+HELLO_SECONDS = 0.005
+"""Longest wait for the hello of a draft that already listens, which saves a pass without candidates."""
 
 MAX_DRAINED = 1_000
 """Most messages taken in before a pass."""
@@ -49,7 +49,7 @@ class DraftClient:
     _sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     """The open ones that want a draft, by number."""
     _closed: dict[DraftedSequence, int] = field(default_factory=dict)
-    """Ended ones whose counts are awaited, each with the time (ns) until when."""
+    """Ended ones whose counts are awaited, each with the time (ns) when the wait ends."""
 
     def __post_init__(self) -> None:
         self.connection.on_lost = self._lost
@@ -67,7 +67,7 @@ class DraftClient:
     def may_hear(self, sequence: DraftedSequence) -> bool:
         """Whether a draft works on the sequence and is not silent.
 
-        It may have no room for one sequence while it serves others.
+        A draft may have no room for one sequence while it serves others.
         """
         if sequence.at_draft is None or not self.patience_seconds:
             return False
@@ -122,7 +122,7 @@ class DraftClient:
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
             state, link = sequence.at_draft, self.connection.link
             if state is None or link is None or not link.has_room(2 * len(data)):
-                return  # as much again is left to other messages
+                return  # room for as many bytes is kept for other messages
             state.num_features = end
             self._send(Features(sequence.sequence_id, self.connection.incarnation, start, end, data))
             start = end

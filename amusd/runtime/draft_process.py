@@ -46,7 +46,7 @@ class DraftProcess:
             "config": to_mapping(config),
             "address": address,
             "is_own": is_own,
-            "cores": sorted(own_cores),  # found before the target keeps to its own
+            "cores": sorted(own_cores),  # found before the target is pinned to its own
             "shows_lines": logger.isEnabledFor(logging.INFO),
         }
         self._last_end: Ended | None = None
@@ -82,8 +82,8 @@ class DraftProcess:
 
     def stop(self) -> None:
         """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
-        self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
-        self.ended(0.0 if self._server.is_preparing else STOP_SECONDS)  # what loads does not see its link end
+        self._is_dismissed = True  # a signal may end both processes, and that is no loss
+        self.ended(0.0 if self._server.is_preparing else STOP_SECONDS)  # one that loads does not see its link end
         self._server.kill()
         self._server.close()
 

@@ -47,8 +47,8 @@ class Offer(NamedTuple):
 def prepare(config: EngineConfig) -> Offer | None:
     """Load what forked draft processes share; None if each has to load for itself.
 
-    Each has to on a GPU, which does not survive a fork, with an inner drafter on another device, and after a failure,
-    which it reports.
+    Each has to on a GPU, which does not survive a fork, and with an inner drafter on another device. After a failure it
+    loads again, to report it.
     """
     has_others = any(drafter.inner_device is not None for drafter in config.drafters)
     if device_of(config, "draft") != "cpu" or has_others or not sys.platform.startswith("linux"):
@@ -56,7 +56,7 @@ def prepare(config: EngineConfig) -> Offer | None:
     torch.set_num_threads(1)  # the other threads of a pool would be missing in the fork
     try:
         return load(config)
-    except Exception:  # noqa: BLE001 - whatever it is, it comes again where it can be reported
+    except Exception:  # noqa: BLE001 - the draft loads again, and reports it
         logger.debug("the draft does not load", exc_info=True)
         return None
 
@@ -74,7 +74,7 @@ def load(config: EngineConfig, inner: StartInner | None = None) -> Offer:
 
 
 def _shorten(models: Sequence[ModelRunner], config: EngineConfig, device: str) -> Iterator[str]:
-    """Shorten the models' caches to half of the free memory, if `fits_memory`; gives a line for people."""
+    """Shorten the models' caches to half of the free memory, if `fits_memory`; yield a line for each."""
     for model in models if config.fits_memory else ():
         needed, most = model.cache_bytes(config.max_num_seqs), free_bytes(device) // 2 // len(models)
         if needed > most:
@@ -99,7 +99,7 @@ class DraftServer:
         A fork and an own draft serve one target; any other process serves targets until its first failure. If loading
         fails, an own draft tells its target, and any other raises the error.
         """
-        torch.set_num_threads(self.config.hardware.num_threads)  # which `prepare` has set to another
+        torch.set_num_threads(self.config.hardware.num_threads)  # `prepare` has set it to 1
         with ExitStack() as others:
             offer: Offer | Exception
             try:
@@ -140,7 +140,7 @@ class DraftServer:
                 warn_once(f"draft: {note}")
             with device_errors(device_of(self.config, "draft"), only_full=True):
                 DraftWorker(link, offer.drafters, hello.incarnation, recorder).run()
-        except Exception as error:  # noqa: BLE001 - the target must hear the reason, not only that the link went dead
+        except Exception as error:  # noqa: BLE001 - the target needs the reason, not only a dead link
             with suppress(PeerLostError):
                 link.send(failure_report(error))
             recorder.flush()
@@ -160,7 +160,7 @@ class DraftServer:
             keep_traceback(recorder.folder.parent, "draft", error)
         if code == FAILED and self.last_code != FAILED:
             traceback.print_exception(error)
-        if code != FAILED and not self.is_own:  # a target's own affair
+        if code != FAILED and not self.is_own:  # the fault of one target
             logger.warning("draft: a target is refused or gone: %s", error)
             return 0
         return code

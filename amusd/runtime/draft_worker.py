@@ -64,7 +64,7 @@ class DraftWorker:
             while self._running:
                 self.step()
         except PeerLostError:
-            # The target decides when a run ends; its going away is one way of saying so.
+            # the target may end a run by going away
             self.recorder.instant("target_gone", NO_SEQUENCE)
         finally:
             for sequence in tuple(self._sequences.values()):
@@ -108,7 +108,7 @@ class DraftWorker:
         shares = draft_step([sequence.manager for sequence in sequences], cost.row_share)
         step_ns = self.recorder.now_ns() - start_ns
         nums_done = [*accumulate((len(nodes) for nodes, _ in shares), initial=0)]
-        if all(node.parent for nodes, _ in shares for node in nodes):  # for a root, after a miss, caches are cold
+        if all(node.parent for nodes, _ in shares for node in nodes):  # not for a root: after a miss caches are cold
             cost.passed(nums_done[-1], step_ns)
         times = pairwise(start_ns + step_ns * number // nums_done[-1] for number in nums_done)
         for sequence, (nodes, found), (begin_ns, end_ns) in zip(sequences, shares, times, strict=True):
@@ -116,7 +116,7 @@ class DraftWorker:
                 sequence.stepped(len(found), step_ns, begin_ns, end_ns)
 
     def _receive(self) -> None:
-        # a step is for all that work, so it waits only as long as each would
+        # one step serves all that work, so it waits no longer than any of them would
         patience = min((sequence.patience_seconds for sequence in self.working), default=None)
         message = self._wait() if patience is None else self.link.receive(patience)
         while message is not None:
@@ -233,10 +233,10 @@ class DraftWorker:
 
 
 def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[StepShare]:
-    """Compute the most valuable nodes of sequences whose drafters were made together; the share of each.
+    """Compute the most valuable nodes of sequences whose drafters were made together; return each one's share.
 
-    It is urgent where it computes a root, which has no candidate yet: it ends once a message is ready. `row_share`: see
-    `next_nodes`.
+    A step that computes a root is urgent, since the target has no candidate: it ends once a message is ready.
+    `row_share`: see `next_nodes`.
     """
     chosen = next_nodes([manager.session for manager in managers], row_share)
     working = [(manager, nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]

@@ -24,7 +24,7 @@ class DraftedSequence:
     max_silence_seconds: float
     """How long the draft may be waited for in all."""
     before: DraftedSequence | None = None
-    """An ended one, whose keys and values may serve this one."""
+    """An ended sequence whose keys and values may serve this one."""
     at_draft: DraftState | None = None
     """What the present draft knows of it; None: nothing."""
     has_lost_draft: bool = False
@@ -73,8 +73,8 @@ class DraftedSequence:
         state = before.at_draft
         return before if state is not None and state.is_answered and state.incarnation == incarnation else None
 
-    def num_held_features(self, incarnation: int) -> int:  # noqa: ARG002 - of a sequence with features
-        """First positions whose features a draft of this incarnation has before it is told any."""
+    def num_held_features(self, incarnation: int) -> int:  # noqa: ARG002 - for sequences with features
+        """Number of first positions whose features a draft of this incarnation holds before any are sent."""
         return 0
 
     def receive(self, message: Candidate) -> Reception:
@@ -90,5 +90,5 @@ class DraftedSequence:
         self.at_draft, self.has_lost_draft = None, True
 
     def find_draft(self) -> None:
-        """Go on with the next draft, which has been told."""
+        """Go on with the next draft, which has the opening."""
         self.has_lost_draft = False

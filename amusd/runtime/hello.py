@@ -1,4 +1,4 @@
-"""What target and draft compare when they meet, and how a process that cannot go on says why."""
+"""Checks of the two hellos, and reports of a process that cannot go on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from amusd.errors import ConfigError, PeerError, first_line
 from amusd.protocol.messages import MAX_TEXT_LENGTH, DraftHello, Failed, TargetHello
 
 BUSY = Failed(PeerError.__name__, "the draft serves another target")
-"""What a draft tells every target but the one that it serves."""
+"""The answer of a draft to every target but the one that it serves."""
 
 
 def check_pair(target: TargetHello, draft: DraftHello, wanted: Sequence[str] = ()) -> None:
     """Raise `ConfigError` if the two cannot work together, or the draft lacks one of the drafters `wanted`."""
-    # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
+    # an empty hash: the draft works with any tokenizer
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         raise ConfigError(
             f"drafter={', '.join(sorted(draft.drafters))}: its tokenizer differs from the "
@@ -24,7 +24,7 @@ def check_pair(target: TargetHello, draft: DraftHello, wanted: Sequence[str] = (
 
 
 def failure_report(error: BaseException) -> Failed:
-    """The first line of the error, cut for a message."""
+    """The message for an error: its kind and its first line."""
     kind, text = type(error).__name__, first_line(error)
     if isinstance(error, ConfigError):
         kind = ConfigError.__name__
@@ -34,7 +34,7 @@ def failure_report(error: BaseException) -> Failed:
 
 
 def reported(failure: Failed, who: str) -> ConfigError | PeerError:
-    """The error that a peer has reported: the user's mistake in its words, any other behind `who`."""
+    """The error that a peer has reported: a `ConfigError` in its words, any other with `who` before them."""
     text = told_by(failure)
     return ConfigError(text) if failure.kind == ConfigError.__name__ else PeerError(f"{who}: {text}")
 

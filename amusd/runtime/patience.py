@@ -10,9 +10,9 @@ MAX_NONSENSE = 100
 SILENCES = 10
 """The draft counts as lost when it is silent for this multiple of `max_silence_seconds`."""
 MAX_SIGN_SECONDS = 10.0
-"""How long the draft may say that it is at work without a candidate."""
+"""For how long signs of work end a silence while no candidate comes."""
 TAKE_IN_SECONDS = 0.02
-"""Extra seconds for each token of sequences not yet answered: the draft prefills first."""
+"""Extra seconds for each token of sequences without an answer yet, which the draft prefills first."""
 
 MAX_RESTARTS = 5
 """Most restarts in a row without an accepted candidate."""

@@ -30,7 +30,7 @@ from amusd.tracing.recorder import Recorder
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
 SILENCE_SECONDS = 60.0
-"""How long a silent draft is told of all that is new: the middle does not wait for it."""
+"""How long a silent draft still gets every verdict; the middle does not wait for it."""
 
 
 class RemoteDrafter(Drafter):

@@ -135,8 +135,8 @@ class TargetSequence(DraftedSequence):
     def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:
         """Ask the policy about the next pass, which could have begun `waited_ns` ago.
 
-        `may_hear`: a draft works on the sequence. Without one nothing is waited for, and the draft is told of each
-        pass, to be heard again.
+        `may_hear`: a draft works on the sequence. Without one the target never waits, and sends every verdict, so that
+        a draft can join again.
         """
         max_rows = self.model.numerics.max_rows(self.session.committed_length - 1)
         most = min(self.session.remaining, max_rows) - 1

@@ -1,7 +1,7 @@
 """The target's loop over its sequences: gather, decide, verify, commit, tell.
 
-It can always go on alone: a draft is heard through its `DraftClient`. The three modes are this loop under three
-policies (`amusd/policies`). A pass takes in what each sequence has (docs/batching.md).
+The draft is reached through a `DraftClient`, and the target can always go on alone. The three modes are this loop under
+three policies (`amusd/policies`). A pass serves all sequences at once (docs/batching.md).
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class TargetWorker:
     def _find_cache(self, prompt: Sequence[int]) -> tuple[KVCache, int]:
         """The free cache for a prompt, and how many of its tokens it holds; the last one is always computed.
 
-        It is the one that holds most of them, if these are half of what it holds; else the least recently used. With
-        `fixed` only whole chunks are reused: the bits of a partial chunk depend on its length.
+        The one that holds most of them is taken if they are at least half of what it holds; else the least recently
+        used one. With `fixed` only whole chunks are reused, since the bits of a partial chunk depend on its length.
         """
         chunk = self.model.numerics.prefill_chunk if self.model.numerics.fixed else 1
         held = {cache: () if before is None else before.kept for cache, before in self._free_caches.items()}
@@ -112,7 +112,7 @@ class TargetWorker:
         self.client.next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
-        """Tell the draft that all is over, and free the graphs, for which the end of a group of NCCL waits."""
+        """End the session of the draft, and free the CUDA graphs, since a group of NCCL ends only without them."""
         self.client.connection.shut_down()
         for cache in (*self._free_caches, *(sequence.cache for sequence in self.sequences)):
             cache.captured = None

@@ -81,7 +81,7 @@ class Verifier:
         return Rows(block.token_ids, self._cache, wanted, parents)
 
     def judge_again(self, session: TargetSession, block: Block) -> Acceptance:
-        """`judge` by another pass, without candidates, which changes no token. Logits of the last one are gone then."""
+        """Judge by another pass without candidates, which changes no token and overwrites the last logits."""
         cache = self._cache
         cache.truncate(block.start)
         self._model.wipe(cache)

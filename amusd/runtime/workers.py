@@ -97,7 +97,7 @@ def _follow(settings: Orders, orders: Orders, _prepared: object) -> int:
     from amusd.runtime.startup import run_follower
 
     run_follower(config, rank, Rendezvous(settings["address"]))
-    threading.Event().wait()  # for `_leave`, since torch would take a second to leave
+    threading.Event().wait()  # `_leave` ends this process; an ordinary exit takes torch a second
     return 0
 
 

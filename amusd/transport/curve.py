@@ -1,4 +1,4 @@
-"""Keys of a link between machines: a pair for each role, in a folder whose path both ends are told.
+"""Keys of a link between machines: a pair for each role, in a folder whose path both ends get.
 
     target.key  target.key_secret     the end that connects
     draft.key   draft.key_secret      the end that listens

@@ -2,8 +2,8 @@
 
 * They meet at a socket file in a private folder. The connecting end makes the memory and hands it over; then the file
   is removed. A listening end that is killed leaves the file behind, and the next one takes its place.
-* A message is in the peer's reach when `send` returns.
-* A receiver spins (`base.spin_then_sleep`), then sleeps until the socket has a byte: each message rings once.
+* The peer can read a message as soon as `send` has returned.
+* A receiver spins (`base.spin_then_sleep`), then sleeps until the socket has a byte: each message sends one.
 * The socket ends with the peer's process. A stopped process is slow, not lost.
 """
 
@@ -109,7 +109,7 @@ class SharedMemoryTransport(Transport):
             now = time.monotonic()
             if now >= self._next_look:
                 self._look()
-                if self._has_news():  # what the peer sent before it went can be read now
+                if self._has_news():  # what the peer sent before it closed
                     continue
                 if self._loss is not None:
                     raise PeerLostError(self._loss)
