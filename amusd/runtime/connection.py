@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from amusd.clock import MONOTONIC, Clock
@@ -244,7 +244,10 @@ class Connection:
             self.link.send(message)
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             logger.debug("the draft is lost", exc_info=True)
-            self.lose(self._last_words() or first_line(error))
+            for _ in range(MAX_LAST_WORDS):
+                if self.receive(0.0) is None:  # `Failed` has lost it, by its own reason
+                    break
+            self.lose(first_line(error))
             return False
         return True
 
@@ -288,12 +291,3 @@ class Connection:
         if self.send(Shutdown()) and self.link is not None:
             self.link.close()
             self.link = None
-
-    def _last_words(self) -> str | None:
-        assert self.link is not None
-        with suppress(Exception):  # the link is of no more use, whatever it is
-            for _ in range(MAX_LAST_WORDS):
-                message = self.link.receive(0.0)
-                if message is None or isinstance(message, Failed):
-                    return None if message is None else told_by(message)
-        return None
