@@ -5,16 +5,13 @@ from __future__ import annotations
 from amusd.commands.job import Job
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.workers import check_workers
-from amusd.transport.addresses import check_address
-from amusd.transport.factory import keys_of
+from amusd.transport.factory import check_link
 
 
 def run(job: Job) -> int:
     """Draft for targets that connect to `listen`; return the exit code. Raises `ConfigError`."""
     config = job.config.engine_for("draft")
     check_workers(config)
-    link = config.transport
-    assert link.address is not None, "the configuration has seen to it"
-    address, _ = check_address(link.address, beyond=link.insecure or bool(link.keys), to_bind=True, key="listen")
-    keys_of(link, "draft")
+    assert config.transport.address is not None, "the configuration has seen to it"
+    address = check_link(config.transport, config.transport.address, "draft", "listen")
     return DraftProcess(config, address, is_own=False).keep()

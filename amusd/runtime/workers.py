@@ -18,8 +18,7 @@ from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftSource
 from amusd.settings import from_mapping, to_mapping
-from amusd.transport.addresses import check_address
-from amusd.transport.factory import keys_of
+from amusd.transport.factory import check_link
 
 
 def start_workers(config: EngineConfig) -> tuple[EngineConfig, DraftSource | None, Rendezvous | None]:
@@ -59,10 +58,7 @@ def check_folders(config: EngineConfig) -> None:
         if file.endswith(".py") and not Path(file).is_file():
             raise ConfigError(f"drafter.factory={file}: no such file")
     if config.draft_address is not None:
-        link = config.transport
-        is_safe = link.insecure or link.keys is not None
-        check_address(config.draft_address, beyond=is_safe, to_bind=False, key="drafter.address")
-        keys_of(link, "target")
+        check_link(config.transport, config.draft_address, "target", "drafter.address")
 
 
 def check_ranks(config: EngineConfig) -> None:

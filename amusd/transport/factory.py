@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.files import make_socket_folder
+from amusd.transport.addresses import check_address
 from amusd.transport.base import Transport
 from amusd.transport.shared_memory import SHARED_MEMORY, SharedMemoryTransport
 from amusd.types import Role
@@ -121,6 +122,14 @@ def numbered_link(config: TransportConfig, address: str, number: int, *, listens
     host, _, port = address.rpartition(":")
     address = f"{host}:{int(port) + number}"
     return ZeroMQTransport(address, 0, listens=listens, insecure=config.insecure, keys=keys)
+
+
+def check_link(config: TransportConfig, address: str, role: Role, key: str) -> str:
+    """The address as this role's end uses it; `key` names it. Raises ConfigError for one without the keys it needs."""
+    is_safe = config.insecure or config.keys is not None
+    checked, _ = check_address(address, beyond=is_safe, to_bind=role == "draft", key=key)
+    keys_of(config, role)
+    return checked
 
 
 def keys_of(config: TransportConfig, role: Role) -> Keys | None:
