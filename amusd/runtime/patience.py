@@ -117,10 +117,6 @@ class Silence:
         if self.asked_ns is None:
             self.asked_ns = now_ns
 
-    def seconds(self, now_ns: int) -> float:
-        """How long it has owed an answer; 0 if it owes none."""
-        return 0.0 if self.asked_ns is None else (now_ns - self.asked_ns) / 1e9
-
     def seconds_left(self, limit_seconds: float) -> float:
         """How much longer to wait for the draft; 0: not at all."""
         return 0.0 if self.is_too_long else max(0, round(limit_seconds * 1e9) - self.waited_ns) / 1e9
@@ -130,7 +126,7 @@ class Silence:
 
         `num_new_tokens`: tokens of sequences that the draft has not begun.
         """
-        seconds = self.seconds(now_ns)
+        seconds = 0.0 if self.asked_ns is None else (now_ns - self.asked_ns) / 1e9
         self.is_too_long = seconds > limit_seconds
         is_lost = seconds > SILENCES * limit_seconds + TAKE_IN_SECONDS * num_new_tokens
         return f"it has said nothing for {seconds:.1f} s" if is_lost else None
