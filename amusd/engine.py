@@ -3,7 +3,7 @@
     with Engine.launch(target="embedded", drafter="ngram") as engine:
         answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
 
-Each request may choose its own mode and drafter. Any threads may ask. Up to `max_num_seqs` are answered at a time.
+Each request may choose its own mode and drafter. Any thread may use it. Up to `max_num_seqs` are answered at a time.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ZeroMQTransport(Transport):
         self._next_look = self._next_give_way = 0.0  # monotonic seconds
         try:
             self._socket = _new_socket(checked, is_local=is_local, listens=listens)
-            # A connection that ends before its handshake says something of keys only to an end that has some.
+            # Only with keys does the end of a connection before its handshake point to a wrong key.
             self._refusals = _REFUSALS if keys is not None else _REFUSALS & ~zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | self._refusals)
         except zmq.ZMQError as error:  # there are no descriptors left
