@@ -70,13 +70,12 @@ class Counts:
     """Drafts that were lost."""
 
 
-@dataclass(kw_only=True, eq=False)
 class _Row(DraftedSequence):
     """A row of vLLM's batch that the draft works on."""
 
-    text: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    text: Ids
     """What is committed, as far as the draft was told."""
-    num_proposed: int = 0
+    num_proposed = 0
     """Candidates in the last pass."""
 
     def begins(self, text: Ids) -> bool:
@@ -169,7 +168,7 @@ class Batch:
         num_rows = self.settings.rows_per_step if drafter.can.tree else 1
         width = min(num_rows, FAN_OUT)
         wish = Open(number, 0, (), self.capacity, drafter.kind, LOOKAHEAD, 1, fan_out=width, rows_per_step=num_rows)
-        row = _Row.behind(text.tolist(), wish, self.vocab_size, QUIET_SECONDS)
+        row = _Row(text.tolist(), wish, self.vocab_size, QUIET_SECONDS)
         row.text = text.copy()
         return row
 

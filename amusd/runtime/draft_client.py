@@ -78,7 +78,7 @@ class DraftClient:
     def open(self, sequence: DraftedSequence) -> None:
         """Have the draft work on a new sequence, if it wants one."""
         self.next_sequence_id = sequence.sequence_id + 1
-        if sequence.wish is None:
+        if not sequence.wish.drafter:
             return
         self._sequences[sequence.sequence_id] = sequence
         if not self.look_for_next():

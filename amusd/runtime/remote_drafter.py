@@ -67,7 +67,7 @@ class RemoteDrafter(Drafter):
     def _new(self, text: Sequence[int]) -> DraftedSequence:
         number, last = self._client.next_sequence_id, self._last
         wish = Open(number, 0, (), self.capacity, self._drafter, LOOKAHEAD, 1, sampling=self.distribution.as_message())
-        sequence = DraftedSequence.behind(text, wish, self._vocab_size, SILENCE_SECONDS)
+        sequence = DraftedSequence(text, wish, self._vocab_size, SILENCE_SECONDS)
         sequence.before = last
         if last is not None:
             last.before = None

@@ -18,7 +18,6 @@ from amusd.policies.base import Decision, TargetView, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import Candidate, Open, Progress
-from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.drafted_sequence import DraftedSequence
@@ -54,23 +53,30 @@ class TargetSequence(DraftedSequence):
         sequence_id: int,
         start_ns: int,
     ) -> None:
-        session = TargetSession(
+        policy = request.policy
+        wish = Open(
             sequence_id=sequence_id,
-            prompt=request.prompt,
+            incarnation=0,
+            token_ids=(),
             max_length=request.max_length,
-            vocab_size=model.vocab_size,
-            fan_out=request.policy.fan_out,
-            wants_draft_probs=request.distribution.rule == "rejection",
+            drafter=request.drafter or "",
+            max_lookahead=policy.max_lookahead,
+            tokens_per_message=policy.tokens_per_message,
+            reference=request.reference,
+            sampling=request.distribution.as_message(),
+            fan_out=policy.fan_out,
+            rows_per_step=policy.rows_per_step,
+            max_steps=policy.max_steps,
         )
-        wish = _wish(request, sequence_id)
-        super().__init__(session=session, wish=wish, max_silence_seconds=request.max_silence_seconds)
+        has_probs, silence = request.distribution.rule == "rejection", request.max_silence_seconds
+        super().__init__(request.prompt, wish, model.vocab_size, silence, wants_draft_probs=has_probs)
         self.request, self.stop, self.model, self.cache, self.observer = request, stop, model, cache, observer
         self.start_ns = start_ns
         self.verifier = Verifier(model, request, cache)
         self.metrics = GenerationMetrics(num_prompt_tokens=len(request.prompt))
         self.tokens: list[Token] = []
         """The answer so far; it only grows."""
-        observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
+        observer.open(request.drafter, has_tree=policy.fan_out > 1)
 
     @property
     def ended_by(self) -> FinishReason:
@@ -194,24 +200,3 @@ class TargetSequence(DraftedSequence):
             "num_prompt_tokens": len(request.prompt),
             "finish_reason": self.ended_by,
         }
-
-
-def _wish(request: Request, sequence_id: int) -> Open | None:
-    """The request's `Open`, as `DraftedSequence` keeps it."""
-    if request.drafter is None:
-        return None
-    policy = request.policy
-    return Open(
-        sequence_id=sequence_id,
-        incarnation=0,
-        token_ids=(),
-        max_length=request.max_length,
-        drafter=request.drafter,
-        max_lookahead=policy.max_lookahead,
-        tokens_per_message=policy.tokens_per_message,
-        reference=request.reference,
-        sampling=request.distribution.as_message(),
-        fan_out=policy.fan_out,
-        rows_per_step=policy.rows_per_step,
-        max_steps=policy.max_steps,
-    )
