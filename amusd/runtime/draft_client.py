@@ -229,21 +229,21 @@ class DraftClient:
 
     def _receive_counts(self, message: Progress | Refused) -> None:
         """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
-        counts = message if isinstance(message, Progress) else None
-        sequence = None if counts is None else self._sequences.get(message.sequence_id)
-        if sequence is None:
-            self.connection.silence.end()
-        elif self.connection.silence.on_sign(self.recorder.now_ns()):  # the draft works, so no wait was in vain
-            for each in self._sequences.values():
-                if each.at_draft is not None:
-                    each.at_draft.waited_ns = 0
-        for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
-            assert closed.at_draft is not None
-            closed.at_draft.is_answered |= counts is not None
+        number, silence = message.sequence_id, self.connection.silence
+        if isinstance(message, Progress) and (at_work := self._sequences.get(number)) is not None:
+            at_work.receive_counts(message)
+            if silence.on_sign(self.recorder.now_ns()):  # the draft works, so no wait was in vain
+                for each in self._sequences.values():
+                    if each.at_draft is not None:
+                        each.at_draft.waited_ns = 0
+            return
+        silence.end()
+        for closed in [each for each in self._closed if each.sequence_id == number]:
+            if isinstance(message, Progress):
+                assert closed.at_draft is not None
+                closed.at_draft.is_answered = True
+                closed.receive_counts(message)
             self.forget(closed)
-            sequence = closed
-        if sequence is not None and counts is not None:
-            sequence.receive_counts(counts)
 
     def _judge_silence(self) -> None:
         """Lose a draft that is silent for too long, if the next one can be found."""

@@ -325,7 +325,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        else:\n            self.connection.silence.end()\n\n    def _receive_counts",
             "\n    def _receive_counts",
         ),
-        "the draft's counts are given to no sequence": ("sequence.receive_counts(counts)", "pass"),
+        "the draft's counts are given to no sequence": ("closed.receive_counts(message)", "pass"),
         "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
     },
     ("amusd/runtime/connection.py", "tests/runtime/test_draft_client.py"): {
