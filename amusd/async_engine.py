@@ -47,7 +47,7 @@ class AsyncEngine:
 
     @classmethod
     def launch(cls, **settings: Any) -> AsyncEngine:
-        """As `Engine.launch`; what that raises, `async with` raises."""
+        """As `Engine.launch`; `async with` raises its errors."""
         return cls(partial(Engine.launch, **settings))
 
     async def __aenter__(self) -> Self:

@@ -177,7 +177,7 @@ def serve(
     prepared = prepare(settings)
     if prepared is not None:
         gc.collect()
-        gc.freeze()  # or a collection in a child would write to, and so copy, all that it shares
+        gc.freeze()  # a collection in a child would write to, and so copy, all shared memory
     for orders in received:
         if prepared is None:
             _report(pipe, os.getpid())

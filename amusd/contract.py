@@ -45,7 +45,7 @@ def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Seq
         known = {node.token_id for node in manager.session.root.children}
         missed = next((token_id for token_id in range(vocab_size) if token_id not in known), None)
         if missed is not None and manager.session.base + 2 <= CAPACITY:
-            _follow(manager, [missed])  # whatever was prepared is gone
+            _follow(manager, [missed])  # the tree is dropped
             fresh = _manager(make(), manager.session.committed, fan_out)
             for step in range(4):
                 for each in (manager, fresh):

@@ -146,7 +146,7 @@ class Engine:
                 answer.cancel()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> Answer:
-        """As `stream`; the answer is computed whenever any answer of this engine is read."""
+        """As `stream`, but queue the answer at once: it is computed while any answer of this engine is read."""
         answer = self.stream(prompt, params, **options)
         self.scheduler.enqueue(answer)
         return answer

@@ -78,7 +78,7 @@ class SyntheticDrafter(ModelDrafter):
         self.take_draft_probs()  # the tokens are certain, not drawn from the model's rows
         start = self.length + len(part.path)
         tokens = [self._token_at(position) for position in range(start, start + len(found))]
-        self.text.token_ids[start:] = tokens  # or the next step would take the model's own ones back
+        self.text.token_ids[start:] = tokens  # otherwise the next step would roll the model's own ones back
         return chain_of(tokens)
 
     def guesses(self, path: Sequence[int]) -> Guesses:

@@ -101,7 +101,7 @@ class TreeSlots:
             return self._ranking.rank(output.logits[-number:], inputs, self._mixtures, outputs)
         except NotFiniteError as error:
             say_not_finite(error)
-            self._model.wipe(self._cache)  # what was committed behind the prompt is lost, too: it costs guesses
+            self._model.wipe(self._cache)  # the committed tokens behind the prompt are lost, too, which costs guesses
             return [()] * number
 
     def _pending_rows(self, most: int, behind: Sequence[Sequence[int]]) -> Rows:

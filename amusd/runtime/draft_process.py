@@ -92,7 +92,7 @@ class DraftProcess:
         try:
             while not is_over():
                 if (end := self.ended(LOOK_SECONDS)) is not None:
-                    if end.code in (NOT_LOADED, USERS_MISTAKE):  # which it has said
+                    if end.code in (NOT_LOADED, USERS_MISTAKE):  # it has said why
                         return end.code
                     self.start_next()
         finally:
@@ -116,7 +116,7 @@ class DraftSource:
 
         `cores`: as in `DraftProcess`. Raises `ConfigError`.
         """
-        self.can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
+        self.can_repeat = config.transport.kind not in ("gloo", "nccl")  # they make no second link
         self._transport, self._devices = config.transport, ("", "") if self.can_repeat else link_devices(config)
         with ExitStack() as running:
             if address is None:

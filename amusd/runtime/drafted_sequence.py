@@ -18,7 +18,7 @@ class DraftedSequence:
     before: DraftedSequence | None = None
     """An ended sequence whose keys and values may serve this one."""
     at_draft: DraftState | None = None
-    """What the present draft knows of it; None: nothing."""
+    """State of the sequence at the present draft; None: the draft does not know it."""
     has_lost_draft = False
     """A draft that worked on it is lost, and not replaced yet."""
     is_over = False

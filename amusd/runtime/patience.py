@@ -54,7 +54,7 @@ class Restarts:
 
 
 class DraftState:
-    """What the present draft knows of one sequence, and when to tell it again while it is silent."""
+    """State of one sequence at the present draft, and the times of reminders while the draft is silent."""
 
     def __init__(self, now_ns: int, first_ns: int, incarnation: int) -> None:
         """A draft of this `incarnation` is told now; then after `first_ns`, twice that, and so on."""

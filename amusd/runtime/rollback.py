@@ -36,7 +36,7 @@ class RollbackManager:
         self.drafter = drafter
         self.num_looked_up = 0
         self.features: list[Features] = []
-        """Those that have come and were not taken in yet."""
+        """Features that have come and were not taken in yet."""
         self._taken: list[tuple[int, Tensor]] = []
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
 

@@ -109,7 +109,7 @@ def run_follower(config: EngineConfig, rank: int, rendezvous: Rendezvous) -> Non
             follow(model, follower.commands())
     except BaseException as error:
         follower.close(error)
-        if not isinstance(error, (PeerLostError, ConfigError)):  # which the first rank says
+        if not isinstance(error, (PeerLostError, ConfigError)):  # the first rank says those
             raise
     else:
         follower.close()

@@ -32,11 +32,11 @@ class TargetSequence(DraftedSequence):
     """The state of one request while the target decodes it."""
 
     view: TargetView
-    """What the policy saw last."""
+    """The policy's last view."""
     decision: Verify
     """For the pass under way, or the next one if it begins now."""
     block: Block
-    """What the pass under way verifies, or the last one did."""
+    """The candidates of the pass under way, or of the last one."""
     finish_reason: FinishReason | None = None
     """None while the answer goes on."""
     error: ConfigError | None = None
@@ -98,9 +98,9 @@ class TargetSequence(DraftedSequence):
         return known[:-1][: self.cache.length]
 
     def num_held_features(self, incarnation: int) -> int:
-        """Those of the sequence that this one follows.
+        """Number of first positions whose features the draft keeps from the sequence before this one.
 
-        The last position does not count: drafters wait for its features.
+        The last position does not count, since drafters wait for its features.
         """
         followed = self.followed(incarnation)
         if followed is None or followed.at_draft is None:

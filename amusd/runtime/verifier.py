@@ -25,7 +25,7 @@ from amusd.types import TopLogprobs
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a target worker is asked to decode."""
+    """The order to decode one prompt."""
 
     prompt: tuple[int, ...]
     max_length: int

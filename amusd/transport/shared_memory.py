@@ -91,7 +91,7 @@ class SharedMemoryTransport(Transport):
         except BlockingIOError:
             pass  # there are bytes enough to wake it
         except OSError:
-            self._lose(CLOSED_BY_PEER)  # which the next call says
+            self._lose(CLOSED_BY_PEER)  # the next call raises it
 
     def has_room(self, num_bytes: int) -> bool:
         """See `Transport`."""

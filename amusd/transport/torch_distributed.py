@@ -62,7 +62,7 @@ _NO_TAG = 2**16  # no message has it
 _FOREVER = timedelta(days=365)
 _MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
 _JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were
-_c10d: Any = distributed  # whose own type stubs know little of what is used here
+_c10d: Any = distributed  # its type stubs lack most names that are used here
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ class ZeroMQTransport(Transport):
 def _new_socket(address: str, *, is_local: bool, listens: bool) -> zmq.Socket[bytes]:
     socket = zmq.Context().socket(zmq.ROUTER if listens else zmq.DEALER)
     if listens:
-        socket.set(zmq.ROUTER_MANDATORY, 1)  # or what has no room would be dropped
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # otherwise messages without room are dropped
     socket.set_hwm(MAX_QUEUED_MESSAGES)
     socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.set(zmq.IPV6, int("[" in address))
