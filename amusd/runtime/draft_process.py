@@ -34,6 +34,9 @@ NOT_LOADED, USERS_MISTAKE, TOLD, FAILED = 1, 2, 3, 4
 class DraftProcess:
     """A draft's process, as seen by the process that starts it. Safe for several threads."""
 
+    _end_is_news = True
+    """Whether a line is due if the present draft is killed."""
+
     def __init__(self, config: EngineConfig, address: str, cores: Sequence[int] = (), *, is_own: bool) -> None:
         """Start the first draft, which loads and then listens at `address`. Does not wait.
 
@@ -49,40 +52,33 @@ class DraftProcess:
             "cores": sorted(own_cores),  # found before the target is pinned to its own
             "shows_lines": logger.isEnabledFor(logging.INFO),
         }
-        self._last_end: Ended | None = None
         self._server = ForkServer(command_of(__name__), settings)
         self._start()
 
-    @property
-    def pid(self) -> int:
-        """Process id of the newest draft, or of the process that prepares for it."""
-        return self._server.pid
-
     def start_next(self) -> bool:
         """Start the next draft, without waiting; False while the one before has not ended."""
-        if self.ended(0.0) is None:
+        if (end := self.ended(0.0)) is None:
             return False
-        self._start()
+        self._start(end.code)
         return True
 
     def ended(self, timeout: float, /) -> Ended | None:
         """How the present draft ended; None if not within `timeout` seconds (0 polls)."""
         end = self._server.ended(timeout)
-        if end is not None and end is not self._last_end:
-            self._last_end = end
-            if end.code < 0 and not self._is_dismissed:
-                logger.warning("%s", end.in_words(DRAFT))
+        if end is not None and end.code < 0 and self._end_is_news:
+            self._end_is_news = False
+            logger.warning("%s", end.in_words(DRAFT))
         return end
 
     def kill(self) -> None:
         """End the present draft, without waiting."""
         if self.ended(0.0) is None:
-            self._is_dismissed = True
+            self._end_is_news = False
             self._server.kill()
 
     def stop(self) -> None:
         """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
-        self._is_dismissed = True  # a signal may end both processes, and that is no loss
+        self._end_is_news = False  # a signal may end both processes, and that is no loss
         self.ended(0.0 if self._server.is_preparing else STOP_SECONDS)  # one that loads does not see its link end
         self._server.kill()
         self._server.close()
@@ -100,9 +96,9 @@ class DraftProcess:
             self.stop()
         return 0
 
-    def _start(self) -> None:
-        self._is_dismissed = False
-        self._server.start({"last_code": None if self._last_end is None else self._last_end.code})
+    def _start(self, last_code: int | None = None) -> None:
+        self._end_is_news = True
+        self._server.start({"last_code": last_code})
 
 
 class DraftSource:

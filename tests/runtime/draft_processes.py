@@ -62,9 +62,13 @@ class Survivor:
         assert answer.token_ids == EXPECTED
         return answer
 
+    @property
+    def pid(self) -> int:
+        return self.drafts.process._server.pid
+
     def kill(self) -> None:
         with suppress(psutil.NoSuchProcess):
-            psutil.Process(self.drafts.process.pid).kill()
+            psutil.Process(self.pid).kill()
 
     def await_help(self, schedule: DecodingConfig) -> Generation:
         deadline = time.monotonic() + TIMEOUT_SECONDS

@@ -49,10 +49,10 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
     """The deadline for a block is ten seconds, so that to wait for each would take longer than a test may."""
     with survivor("shared_memory") as pair:
         pair.await_help(SCHEDULES[1])
-        stopped = pair.answer(SCHEDULES[1], 5, lambda: psutil.Process(pair.drafts.process.pid).suspend()).generation
+        stopped = pair.answer(SCHEDULES[1], 5, lambda: psutil.Process(pair.pid).suspend()).generation
         alone = pair.answer(SCHEDULES[1]).generation
         assert pair.engine.draft.presence == "silent"
-        psutil.Process(pair.drafts.process.pid).resume()
+        psutil.Process(pair.pid).resume()
         pair.await_help(SCHEDULES[1])
         assert pair.engine.draft.presence == "present"
         assert pair.engine.draft.losses == []
