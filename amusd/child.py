@@ -177,7 +177,7 @@ def serve(
     prepared = prepare(settings)
     if prepared is not None:
         gc.collect()
-        gc.freeze()  # a collection in a child would write to, and so copy, all shared memory
+        gc.freeze()  # otherwise a collection in a child would write to all that it shares, and so copy it
     for orders in received:
         if prepared is None:
             _report(pipe, os.getpid())

@@ -244,8 +244,8 @@ class Connection:
             self.link.send(message)
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             logger.debug("the draft is lost", exc_info=True)
-            for _ in range(MAX_LAST_WORDS):
-                if self.receive(0.0) is None:  # `Failed` has lost it, by its own reason
+            for _ in range(MAX_LAST_WORDS):  # a `Failed` among them says why
+                if self.receive(0.0) is None:
                     break
             self.lose(first_line(error))
             return False
