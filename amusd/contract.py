@@ -70,7 +70,7 @@ def _manager(drafter: Drafter, token_ids: Sequence[int], fan_out: int) -> Rollba
 def _follow(manager: RollbackManager, token_ids: Sequence[int]) -> None:
     base = manager.session.base
     if base + len(token_ids) <= CAPACITY:
-        manager.apply(Verdict(0, 1, 0, base, tuple(token_ids), 0))
+        manager.apply(Verdict(0, 1, 0, base, tuple(token_ids)))
 
 
 def _foreseen(node: Node, rng: random.Random) -> list[int]:

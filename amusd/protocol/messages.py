@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 MAX_TOKENS = 1 << 20
 MAX_NUM_SEQS = 1 << 12
@@ -164,8 +164,6 @@ class Verdict(_Message, frozen=True, tag=4):
     """Position of the first of `token_ids`: the base that the draft last showed it knows."""
     token_ids: Ids
     """Committed tokens at `[start, start + len(token_ids))`, up to the committed length."""
-    num_accepted: Count
-    """Candidates accepted by this verification."""
 
 
 class Features(_Message, frozen=True, tag=9):
@@ -197,8 +195,6 @@ class Progress(_Message, frozen=True, tag=6):
     """Counts of a sequence since its `Open`. The last one answers `Close`; others say that the draft works."""
 
     sequence_id: Count
-    num_steps: Count
-    """Calls of the drafter that proposed."""
     num_drafted: Count
     """Tokens drafted, offered or not."""
     num_rollbacks: Count

@@ -58,7 +58,6 @@ class TargetSession:
         self._prefix = CommittedPrefix(prompt)
         self._tree = CandidateTree(self._prefix, max_length)
         self._block: Block | None = None
-        self._num_accepted = 0
         self.attached = False
         self.epoch = 0
         """How often candidates of the present draft process were lost."""
@@ -204,7 +203,6 @@ class TargetSession:
         if accepted != judged[:num_accepted]:
             raise AssertionError("accepted tokens are not the candidates")
         self._block = None
-        self._num_accepted = num_accepted
         self._prefix.append(tokens)
         self._contradicted |= self._tree.advance(tokens)
         return PassOutcome(
@@ -225,7 +223,6 @@ class TargetSession:
             epoch=self.epoch,
             start=start,
             token_ids=tuple(self._prefix.token_ids[start:]),
-            num_accepted=self._num_accepted,
         )
 
     # What arrives

@@ -22,7 +22,6 @@ class DraftSequence:
     verdict: Verdict | None = None
     """The newest that was not applied yet; it replaces earlier ones."""
     busy_ns: int = 0
-    num_steps: int = 0
     num_drafted: int = 0
     num_rollbacks: int = 0
     verdict_clock: VerdictClock = field(default_factory=VerdictClock)
@@ -71,7 +70,6 @@ class DraftSequence:
 
         `num_tokens`: computed nodes of a tree, or tokens added to a chain.
         """
-        self.num_steps += 1
         self.num_drafted += num_tokens
         self.step_ns = step_ns
         self.verdict_clock.stepped(step_ns)
@@ -88,7 +86,6 @@ class DraftSequence:
         """The counts so far."""
         return Progress(
             sequence_id=self.sequence_id,
-            num_steps=self.num_steps,
             num_drafted=self.num_drafted + self.manager.num_looked_up,
             num_rollbacks=self.num_rollbacks,
             busy_ns=self.busy_ns,

@@ -126,8 +126,7 @@ class MessageEvent(Event, frozen=True, kw_only=True):
     first: int | None = None
     base: int | None = None
     start: int | None = None
-    """Verdicts, as `num_accepted` and `epoch`, and features."""
-    num_accepted: int | None = None
+    """Verdicts, as `epoch`, and features."""
     epoch: int | None = None
     reception: str | None = None
     num_ready: int | None = None

@@ -15,7 +15,7 @@ from amusd.protocol.messages import Candidate, Features, Message, Verdict
 from amusd.tracing.events import NO_SEQUENCE, Event, EventName, MessageEvent
 from amusd.tracing.recorder import Recorder
 
-_RECORDED = ("first", "base", "start", "num_accepted", "epoch")
+_RECORDED = ("first", "base", "start", "epoch")
 _description = attrgetter("sequence_id", "message", "num_tokens", *_RECORDED)
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
 

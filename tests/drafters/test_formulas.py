@@ -90,7 +90,7 @@ class Pair:
             draft_step([self.manager])
 
     def commit(self, *token_ids: int) -> None:
-        self.manager.apply(Verdict(1, 1, 0, len(self.committed), token_ids, 0))
+        self.manager.apply(Verdict(1, 1, 0, len(self.committed), token_ids))
 
     def some_path(self) -> list[Node]:
         path = [self.root]

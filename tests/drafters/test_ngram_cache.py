@@ -99,7 +99,7 @@ def answered(drafter: NgramDrafter, prompt: Sequence[int], answer: Sequence[int]
     manager.open()
     for start in range(0, len(answer), 3):
         draft_step([manager])
-        manager.apply(Verdict(1, 1, 0, manager.session.base, tuple(answer[start : start + 3]), 0))
+        manager.apply(Verdict(1, 1, 0, manager.session.base, tuple(answer[start : start + 3])))
     draft_step([manager])
     manager.close()
     manager.close()

@@ -103,7 +103,7 @@ def some_verdict(manager: RollbackManager, rng: random.Random) -> Verdict:
         tokens.append(node.token_id)
     tokens += rng.choices(range(12), k=rng.choice([0, 1, 1, 2, 12]) if tokens else 1)
     base = manager.session.base
-    return Verdict(manager.session.sequence_id, 1, 0, base, tuple(tokens[: MAX_LENGTH - base]), 0)
+    return Verdict(manager.session.sequence_id, 1, 0, base, tuple(tokens[: MAX_LENGTH - base]))
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])

@@ -77,7 +77,7 @@ class Checked:
 
     def commit(self, token_ids: Sequence[int]) -> None:
         room = MAX_LENGTH - self.session.base
-        verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]), 0)
+        verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]))
         transition = self.session.hear(verdict)
         if transition is None:
             return

@@ -198,7 +198,6 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
         epoch=verdict.epoch,
         start=ORIGIN + verdict.start,
         token_ids=verdict.values,
-        num_accepted=0,
     )
 
     def act() -> object:

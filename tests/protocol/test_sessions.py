@@ -94,7 +94,7 @@ def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another
     before = (session.committed, session.num_candidates, session.verdict())
     assert session.receive(replace(candidate(9), **of_another)) == "stale"
     assert (session.committed, session.num_candidates, session.verdict()) == before
-    assert other.hear(replace(Verdict(1, 1, 0, 3, (9,), 0), **of_another)) is None
+    assert other.hear(replace(Verdict(1, 1, 0, 3, (9,)), **of_another)) is None
 
 
 def test_a_candidate_from_another_prefix_is_dropped() -> None:
@@ -111,7 +111,7 @@ def test_a_draft_that_is_done_says_so_once_and_goes_on_behind_a_verdict() -> Non
         assert offered(other).more == (token_id == 4)
     assert other.offer() is None
     assert not other.has_work
-    hear(other, Verdict(1, 1, 1, 3, (4,), 0))
+    hear(other, Verdict(1, 1, 1, 3, (4,)))
     grow(other, 6)
     assert text(other) == (*PROMPT, 4, 5, 6)
     assert not other.has_work

@@ -90,7 +90,7 @@ def grown() -> DraftSession:
 
 
 def verdict(*tokens: int, start: int = 3) -> Verdict:
-    return Verdict(1, 1, 0, start, tokens, 0)
+    return Verdict(1, 1, 0, start, tokens)
 
 
 def test_the_likeliest_guesses_are_computed_first_whatever_their_depth() -> None:

@@ -102,7 +102,7 @@ def contradiction(manager: RollbackManager) -> Verdict:
     """The first token of the likeliest path, then one that nobody has foreseen."""
     first = manager.session.root.children[0]
     other = next(token for token in range(VOCAB_SIZE) if first.child(token) is None)
-    return Verdict(1, 1, 0, manager.session.base, (first.token_id, other), 1)
+    return Verdict(1, 1, 0, manager.session.base, (first.token_id, other))
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -130,7 +130,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
                 known = paths(manager.session.root)
                 new = rng.choice(known) if known and rng.random() < 0.7 else (rng.randrange(VOCAB_SIZE),)
                 committed += new
-                manager.apply(Verdict(1, 1, 0, manager.session.base, new, 0))
+                manager.apply(Verdict(1, 1, 0, manager.session.base, new))
                 assert list(manager.session.committed) == committed
         except DeviceLostError as error:
             failed_in = str(error)
