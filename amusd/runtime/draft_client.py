@@ -19,7 +19,6 @@ from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Feature
 from amusd.runtime.connection import Connection
 from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.patience import DraftState
-from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 
 FINAL_PROGRESS_SECONDS = 0.5
@@ -205,14 +204,14 @@ class DraftClient:
         if isinstance(message, Candidate):
             self._receive_candidate(message)
             return
-        record_message(self.recorder, "receive", message)
+        self.recorder.message("receive", message)
         if isinstance(message, (Progress, Refused)):
             self._receive_counts(message)
         else:
             self.connection.count_nonsense()
 
     def _receive_candidate(self, message: Candidate) -> None:
-        sequence, reception, num_ready = self._sequences.get(message.sequence_id), "stale", 0
+        sequence, reception = self._sequences.get(message.sequence_id), "stale"
         if sequence is not None:  # else it has ended
             if sequence.at_draft is not None and message.incarnation == self.connection.incarnation:
                 sequence.at_draft.on_answer(self.recorder.now_ns())
@@ -220,8 +219,7 @@ class DraftClient:
                 reception = sequence.receive(message)
             except PeerProtocolError:
                 reception = "refused"
-            num_ready = sequence.session.num_candidates
-        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
+        self.recorder.message("receive", message, reception)
         if reception == "refused":
             self.connection.count_nonsense()
         else:
@@ -261,7 +259,7 @@ class DraftClient:
         """Send to the draft, if there is one; False where there is none, or none any more."""
         if self.connection.link is None:
             return False
-        record_message(self.recorder, "send", message)
+        self.recorder.message("send", message)
         return self.connection.send(message)
 
     def _lost(self, reason: str) -> None:

@@ -20,7 +20,6 @@ from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.events import NO_SEQUENCE
-from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Link
 
@@ -115,7 +114,7 @@ class DraftWorker:
         patience = min((sequence.patience_seconds for sequence in self.working), default=None)
         message = self._wait() if patience is None else self.link.receive(patience)
         while message is not None:
-            record_message(self.recorder, "receive", message)
+            self.recorder.message("receive", message)
             self._handle(message)
             message = self.link.receive(0.0) if self._running else None
 
@@ -196,12 +195,12 @@ class DraftWorker:
             return
         progress = sequence.progress()
         self._forget(sequence)
-        record_message(self.recorder, "send", progress)
+        self.recorder.message("send", progress)
         self.recorder.flush()  # the target may read the events as soon as it has the counts
         self.link.send(progress)
 
     def _post(self, message: Message) -> None:
-        record_message(self.recorder, "send", message)
+        self.recorder.message("send", message)
         self.link.send(message)
         self._last_sent_ns = self.recorder.now_ns()
 

@@ -15,8 +15,7 @@ from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration, nearest
 from amusd.simulation.tokens import Trace
 from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, DraftPrefill, DraftStep, Event, VerdictTaken, WholeSequence
-from amusd.tracing.messages import Flow
-from amusd.tracing.timeline import Timeline, read_timeline
+from amusd.tracing.timeline import Flow, Timeline, read_timeline
 
 Kind = TypeVar("Kind", bound=Event)
 
