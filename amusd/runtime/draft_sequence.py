@@ -60,7 +60,7 @@ class DraftSequence:
             num_discarded=transition.num_discarded,
             num_adopted=len(transition.token_ids),
             committed_length=self.manager.session.base,
-            kept_steps=None if self.manager.session.is_chain else [node.step for node in transition.kept],
+            kept_steps=None if self.manager.session.tree.is_chain else [node.step for node in transition.kept],
         )
         return True
 

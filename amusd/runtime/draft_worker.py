@@ -88,7 +88,7 @@ class DraftWorker:
         """Compute one step for sequences with work, and send the result. Raises `PeerLostError`."""
         alike: dict[tuple[str, bool], list[DraftSequence]] = defaultdict(list)
         for sequence in self.working:
-            alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
+            alike[sequence.drafter_name, sequence.manager.session.tree.is_chain].append(sequence)
         for kind, working in alike.items():
             self._compute(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)))
             for sequence in working:
@@ -160,7 +160,7 @@ class DraftWorker:
         sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
-        if not manager.session.has_work:  # a drafter of fewer positions: the target need not wait for it
+        if not manager.session.tree.has_work:  # a drafter of fewer positions: the target need not wait for it
             self._send(sequence)
 
     def _free_of(self, name: str) -> dict[int, Drafter]:

@@ -21,7 +21,7 @@ from amusd.drafters.base import Drafter, Expansion
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.policies.factory import make_policy
-from amusd.protocol.draft_session import Guesses, Transition
+from amusd.protocol.draft_tree import Guesses, Transition
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient

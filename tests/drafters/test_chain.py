@@ -34,7 +34,7 @@ def test_neither_a_step_nor_a_verdict_copies_the_text(kind: str) -> None:
         if number == 2:  # the lists have grown
             tracemalloc.start()
         draft_step([manager])
-        (likeliest,) = manager.session.root.children
+        (likeliest,) = manager.session.tree.root.children
         manager.apply(Verdict(1, 1, 0, manager.session.base, (likeliest.token_id, 48)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -30,7 +30,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
-from amusd.protocol.draft_session import MIN_PROBABILITY, Node
+from amusd.protocol.draft_tree import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def root(self) -> Node:
-        return self.manager.session.root
+        return self.manager.session.tree.root
 
     def known(self) -> dict[int, Tensor]:
         return {position: self.features[position] for position in sorted(self.sent)}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from amusd.config.engine import MAX_MATCH
 from amusd.drafters.ngram import CHANCES, MAX_CONTINUATIONS, WEIGHTS, EarlierAnswers, NgramCache, NgramDrafter
-from amusd.protocol.draft_session import Node
+from amusd.protocol.draft_tree import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager

@@ -19,7 +19,7 @@ from amusd.drafters import factory
 from amusd.drafters.base import Drafter
 from amusd.models.attention import register_attention
 from amusd.models.passes import ModelOutput, Rows
-from amusd.protocol.draft_session import Node
+from amusd.protocol.draft_tree import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
@@ -87,7 +87,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
 def tree_of(manager: RollbackManager) -> list[object]:
     return [
         (node.position, node.token_id, pytest.approx(node.probability, rel=1e-3), node.computed, node.probs)
-        for node in manager.session.root.below()
+        for node in manager.session.tree.root.below()
     ]
 
 
@@ -96,7 +96,7 @@ def numbers_of(made: Sequence[tuple[Sequence[object], Sequence[object]]]) -> lis
 
 
 def some_verdict(manager: RollbackManager, rng: random.Random) -> Verdict:
-    node: Node = manager.session.root
+    node: Node = manager.session.tree.root
     tokens: list[int] = []
     while node.children and rng.random() < 0.7:
         node = rng.choice(node.children)

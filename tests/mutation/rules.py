@@ -240,27 +240,37 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py tests/protocol/test_sessions.py"): {
         "an opening with too many tokens is taken": ("not 1 <= len(opening.token_ids) <= opening.max_length", "False"),
         "a verdict may change what was committed": ("tuple(self._prefix.token_ids[verdict.start :]) !", "() and () !"),
-        "a verdict for an earlier life is heard": ("and verdict.incarnation == self.opening.incarnation", ""),
+        "a verdict for an earlier life is taken in": ("and verdict.incarnation == self.opening.incarnation", ""),
         "a chain says that it has ended, again and again": ("(self._said_no_more and not", "(not"),
-        "the draft runs no further ahead after a verdict": ("(new)\n        self._limit = self._next_limit()", "(new)"),
     },
-    ("amusd/protocol/draft_session.py", "tests/protocol/test_trees.py"): {
+    ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
+        "every node claims to follow the root": ("node.parent.number if node.parent else 0", "0"),
+        "numbers are given twice": ("= verdict.epoch\n", "= verdict.epoch\n            self._next_number = 1\n"),
+        "the draft does not notice that something was lost": ("if verdict.epoch > self.epoch:", "if False:"),
+        "an old verdict is applied again": (" > (self.base, self.epoch)", " > (0, 0)"),
+    },
+    ("amusd/protocol/draft_tree.py", "tests/protocol/test_sessions.py"): {
+        "the draft runs no further ahead after a verdict": (
+            "self._limit = min(",
+            'self._limit = vars(self).get("_limit") or min(',
+        ),
+    },
+    ("amusd/protocol/draft_tree.py", "tests/protocol/test_trees.py"): {
         "what was looked up is guessed again": ("            if token_id in known:\n                continue\n", ""),
         "an unlikely guess is forgotten for good": ("unmade.append((token_id, weight))", "pass"),
         "probabilities stay relative to the old root": ("            node.probability /= root.probability\n", ""),
         "a tree that has much ready is as needy as one that has nothing": (" / (1.0 + self._num_ready)", ""),
         "what is ready is not counted again after a verdict": ("self._num_ready += node.probability\n            ", ""),
-        "nodes may stand at the last position": ("self.opening.max_length - 1,", "self.opening.max_length,"),
+        "nodes may stand at the last position": ("min(opening.max_length - 1,", "min(opening.max_length,"),
     },
-    ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
-        "the tree is kept behind a token that was not in it": ("node if is_foreseen else self._new_root()", "node"),
-        "every node claims to follow the root": ("node.parent.number if node.parent else 0", "0"),
-        "numbers are given twice": ("= verdict.epoch\n", "= verdict.epoch\n            self._next_number = 1\n"),
-        "the draft does not hear that something was lost": ("if verdict.epoch > self.epoch:", "if False:"),
-        "what was lost is not offered again": ("self._unsent = offered + self._unsent", "pass"),
-        "an old verdict is applied again": (" > (self.base, self.epoch)", " > (0, 0)"),
+    ("amusd/protocol/draft_tree.py", "tests/model_checking/test_transitions.py"): {
+        "the tree is kept behind a token that was not in it": (
+            "node if is_foreseen else _root(",
+            "node if True else _root(",
+        ),
+        "what was lost is not offered again": ("self.unsent = offered + self.unsent", "pass"),
     },
-    ("amusd/protocol/draft_session.py", "tests/runtime/test_branching.py"): {
+    ("amusd/protocol/draft_tree.py", "tests/runtime/test_branching.py"): {
         "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= max_steps", "False"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_sessions.py tests/protocol/test_fuzz.py"): {

@@ -101,7 +101,7 @@ def test_a_hostile_opening_is_refused(name: str) -> None:
 def test_a_hostile_verdict_is_refused_and_an_honest_one_taken_after_it(opening: Open, verdict: Verdict) -> None:
     session = DraftSession(opening)
     with pytest.raises(PeerProtocolError):
-        session.hear(verdict)
+        session.receive(verdict)
     assert session.base == 4
-    assert session.hear(Verdict(1, 1, 0, 4, (5,))) is not None
+    assert session.receive(Verdict(1, 1, 0, 4, (5,))) is not None
     assert session.base == 5
