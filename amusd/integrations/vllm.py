@@ -158,7 +158,7 @@ class Batch:
             if row is not None and (new := text[len(row.text) :].tolist()):
                 row.append(new)
                 row.text = text.copy()
-                self.client.tell(row)
+                self.client.send_verdict(row)
             elif row is None and has_room:
                 self._rows[index] = row = self._new(text)
                 self.client.open(row)
@@ -195,7 +195,7 @@ class Batch:
         start_ns = now_ns = clock()
         while (left_ns := start_ns + round(self.settings.wait_ms * 1e6) - now_ns) > 0:
             wanting = [row for row in asking if row.session.num_candidates < number and row.session.may_get_more]
-            if not (waiting := [row for row in wanting if self.client.may_hear(row)]):
+            if not (waiting := [row for row in wanting if self.client.has_draft(row)]):
                 break
             self.client.take(left_ns / 1e9, waiting)
             now_ns = clock()

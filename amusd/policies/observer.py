@@ -51,7 +51,7 @@ class Observer:
         self._last_end_ns: int | None = None
         self._waited, self._waited_at = 0.0, 0
         """Seconds waited without a new candidate, and the number of candidates meanwhile."""
-        self._draft_knows = True
+        self._verdict_sent = True
         self._silent_at: int | None = None
         """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
 
@@ -61,14 +61,14 @@ class Observer:
         self._estimates = self._estimates_of.setdefault(self._drafter, Estimates())
         self._last_end_ns = None
         self._waited = 0.0
-        self._draft_knows = True
+        self._verdict_sent = True
         self._silent_at = None
 
     @property
     def _switch(self) -> DraftingSwitch:
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
-    def draft_joined(self) -> None:
+    def on_draft_joined(self) -> None:
         """Wait no more until a candidate comes: the draft has the whole answer to take in."""
         self._silent_at = 0
 
@@ -84,7 +84,7 @@ class Observer:
         return TargetView(
             num_candidates=num_candidates,
             max_candidates=max_candidates,
-            may_get_more=session.may_get_more and self._draft_knows,
+            may_get_more=session.may_get_more and self._verdict_sent,
             draft_restarting=session.draft_restarting,
             waited_seconds=waited_ns / 1e9,
             pass_seconds=self._pass_seconds,
@@ -101,7 +101,7 @@ class Observer:
             plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )
 
-    def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
+    def on_wait(self, ns: int, *, num_before: int, num_after: int) -> None:
         """Take in a wait for a message, with the candidates at hand before and after it."""
         came, seconds = num_after > num_before, ns / 1e9
         waits = self._estimates.waits(num_before)
@@ -110,24 +110,30 @@ class Observer:
             self._silent_at = num_after
         self._waited, self._waited_at = self._waited + seconds, num_before
         if came:
-            waits.waited(self._waited, came=True)
+            waits.on_wait(self._waited, came=True)
             self._waited = 0.0
 
-    def heard(self, step_ns: int) -> None:
+    def on_step(self, step_ns: int) -> None:
         """Take in how long the draft's last step took; 0: unknown."""
         if step_ns:
-            self._estimates.heard(step_ns / 1e9)
+            self._estimates.on_step(step_ns / 1e9)
 
-    def passed(
-        self, view: TargetView, times: PassTimes, outcome: PassOutcome, *, rests: bool = False, is_alone: bool = False
+    def on_pass(
+        self,
+        view: TargetView,
+        times: PassTimes,
+        outcome: PassOutcome,
+        *,
+        sends_verdict: bool = True,
+        has_draft: bool = True,
     ) -> None:
         """Take in the pass that was decided on by `view`.
 
-        `rests`: the draft is not told of it. `is_alone`: no draft can be heard.
+        `sends_verdict`: as in `Verify`. `has_draft`: a draft that is not silent works on the sequence.
         """
-        self._draft_knows, self._num_sequences = not rests, times.num_sequences
+        self._verdict_sent, self._num_sequences = sends_verdict, times.num_sequences
         if self._waited:
-            self._estimates.waits(self._waited_at).waited(self._waited, came=False)
+            self._estimates.waits(self._waited_at).on_wait(self._waited, came=False)
             self._waited = 0.0
         self._silent_at = 0 if view.draft_is_silent else None
         pass_seconds = times.duration_ns / 1e9
@@ -135,9 +141,9 @@ class Observer:
         seconds = (times.end_ns - last_end_ns) / 1e9
         self._last_end_ns = times.end_ns
         self._pass_seconds = MEMORY * (self._pass_seconds or pass_seconds) + (1 - MEMORY) * pass_seconds
-        self._row_cost.passed(times.num_rows, times.duration_ns)
-        if not rests:
-            self._estimates.passed(outcome, seconds, view)
-        if not is_alone:
-            num_sequences = self._num_sequences
-            self._switch.passed(outcome.num_tokens, seconds, pass_seconds, rests=rests, num_sequences=num_sequences)
+        self._row_cost.add(times.num_rows, times.duration_ns)
+        if sends_verdict:
+            self._estimates.on_pass(outcome, seconds, view)
+        if has_draft:
+            share = 1 / times.num_sequences
+            self._switch.on_pass(outcome.num_tokens, seconds, pass_seconds, share, is_plain=not sends_verdict)

@@ -145,7 +145,7 @@ class Candidate(_Message, frozen=True, tag=3):
     weights: Ids
     """Draft's probability of each after its parent, in parts of `CERTAINTY`; a chain has none."""
     more: bool
-    """False: nothing follows until the draft hears a verdict beyond `base`."""
+    """False: nothing follows until a verdict beyond `base` has come."""
     draft_probs: DraftProbs = ()
     """The distribution that each token was drawn from, under the ratio test; packed as in `sampling/acceptance.py`."""
     step_ns: Count = 0

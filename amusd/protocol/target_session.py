@@ -45,7 +45,7 @@ class TargetSession:
         fan_out: int = 1,
         wants_draft_probs: bool = False,
     ) -> None:
-        """`fan_out`: asked of the draft; above 1 each candidate has a weight.
+        """`fan_out`: that of the draft; above 1 each candidate has a weight.
 
         `wants_draft_probs`: each candidate must come with the distribution that it was drawn from.
         """

@@ -63,7 +63,7 @@ class DraftClient:
         limits = (sequence.max_silence_seconds for sequence in self._sequences.values())
         return max(limits, default=0.0) + self.round_trip_seconds
 
-    def may_hear(self, sequence: DraftedSequence) -> bool:
+    def has_draft(self, sequence: DraftedSequence) -> bool:
         """Whether a draft works on the sequence and is not silent.
 
         It may have no room for one sequence while it serves others.
@@ -94,7 +94,7 @@ class DraftClient:
             sequence.find_draft()
         return True
 
-    def tell(self, sequence: DraftedSequence) -> None:
+    def send_verdict(self, sequence: DraftedSequence) -> None:
         """Tell the draft what is committed; remind a silent draft only now and then.
 
         A draft that never answered may have lost the opening, which is sent again. A second opening is ignored.
@@ -105,7 +105,7 @@ class DraftClient:
         is_due = state.take_reminder(self.recorder.now_ns())
         if is_due and not state.is_answered:
             self._send_opening(sequence)
-        if is_due or self.may_hear(sequence):
+        if is_due or self.has_draft(sequence):
             if state.is_answered:  # else the draft may have refused the sequence
                 self.connection.silence.expect_answer(self.recorder.now_ns())
             self._send(sequence.session.verdict())
@@ -113,7 +113,7 @@ class DraftClient:
     def features_due(self, sequence: DraftedSequence, end: int) -> range:
         """Positions below `end` whose features the draft lacks; none for a silent one, which gets them later."""
         state = sequence.at_draft
-        return range(state.num_features if state is not None and self.may_hear(sequence) else end, end)
+        return range(state.num_features if state is not None and self.has_draft(sequence) else end, end)
 
     def send_features(self, sequence: DraftedSequence, start: int, features: Tensor) -> None:
         """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""

@@ -103,11 +103,11 @@ class DraftWorker:
         step_ns = self.recorder.now_ns() - start_ns
         nums_done = [*accumulate((len(nodes) for nodes, _ in shares), initial=0)]
         if all(node.parent for nodes, _ in shares for node in nodes):  # for a root, after a miss, caches are cold
-            cost.passed(nums_done[-1], step_ns)
+            cost.add(nums_done[-1], step_ns)
         times = pairwise(start_ns + step_ns * number // nums_done[-1] for number in nums_done)
         for sequence, (nodes, found), (begin_ns, end_ns) in zip(sequences, shares, times, strict=True):
             if nodes:
-                sequence.stepped(len(found), step_ns, begin_ns, end_ns)
+                sequence.on_step(len(found), step_ns, begin_ns, end_ns)
 
     def _receive(self) -> None:
         # a step is for all that work, so it waits only as long as each would

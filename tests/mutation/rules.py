@@ -201,8 +201,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a token without text is the context of the next one": ("or len(self._window) >= _MAX_WINDOW", "is not None"),
     },
     ("amusd/policies/estimates.py", "tests/policies/test_estimates.py"): {
-        "a rest that pays does not grow": ("min(4 * self._rest, LONGEST)", "self._rest"),
-        "a rest that does not pay is soon tried again": ("min(2 * max(self._look, FIRST_LOOK), LONGEST)", "FIRST_LOOK"),
+        "a pause that pays does not grow": ("min(4 * self._pause_passes, LONGEST)", "self._pause_passes"),
+        "a pause that does not pay is soon tried again": (
+            "min(2 * max(self._drafting_passes, FIRST_DRAFTING), LONGEST)",
+            "FIRST_DRAFTING",
+        ),
         "a step that was held up makes rows dear": ("if num >= 1 and ns", "if num < 0 and ns"),
         "passes that stay slow are stalls for ever": ("tuple(ROW_MEMORY * past for", "tuple(1.0 * past for"),
         "a row may cost more than a pass": ("= min(max(0.0, slope), most_ns)", "= max(0.0, slope)"),
@@ -222,7 +225,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
         "a draft is silent into the next answer": ("= True\n        self._silent_at = None\n", "= True\n"),
         "a draft that is silent stays so when it brings more": (" and num_candidates <= self._silent_at", ""),
-        "passes without a draft count as its own": ("        if not is_alone:\n", "        if True:\n"),
+        "passes without a draft count as its own": ("        if has_draft:\n", "        if True:\n"),
         "the time between two answers is the pass's": ("        self._last_end_ns = None\n        ", "        "),
     },
     ("amusd/policies/schedules.py", "tests/policies/test_policies.py"): {
@@ -326,7 +329,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a draft that serves others is waited for in each pass": ("sequence.at_draft.waited_ns += waited_ns", "pass"),
         "an absent draft is silent": (" or self.connection.link is None", ""),
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
-        "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
+        "a silent draft is told of each pass": ("if is_due or self.has_draft(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": (
             "if is_due and not state.is_answered",
             "if False",
@@ -395,8 +398,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/target_sequence.py", "tests/faults/test_simulation.py"): {
         "L1: the target does not go on without a candidate": (
-            "        if isinstance(decision, Wait) and not (may_hear and decision.seconds > 0):",
-            "        if not (view.num_candidates or may_hear):\n            decision = Wait(0.05)\n        elif False:",
+            "        if isinstance(decision, Wait) and not (has_draft and decision.seconds > 0):",
+            "        if not (has_draft or view.num_candidates):\n            decision = Wait(0.05)\n        if False:",
         ),
     },
     ("amusd/protocol/wire.py", "tests/faults/test_simulation.py"): {
