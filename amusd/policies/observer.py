@@ -38,7 +38,7 @@ class PassTimes(NamedTuple):
 class Observer:
     """Watches one sequence after another. Times in nanoseconds of one clock.
 
-    Sequences of a pass share `switches`, since a rest of one would be measured beside the candidates of others.
+    Sequences of a pass share `switches`, since a pause of one would be measured beside the candidates of others.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -106,7 +106,7 @@ class Observer:
         came, seconds = num_after > num_before, ns / 1e9
         waits = self._estimates.waits(num_before)
         longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
-        if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
+        if not came and seconds >= NEARLY * longest:  # a shorter one was ended by another message
             self._silent_at = num_after
         self._waited, self._waited_at = self._waited + seconds, num_before
         if came:

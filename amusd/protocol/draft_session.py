@@ -1,4 +1,4 @@
-"""What the draft knows of one sequence: the committed tokens, by the verdicts that have come, and its tree. Pure.
+"""The draft's state of one sequence: the committed tokens that verdicts have named, and the tree behind them. Pure.
 
 Rules, beside those of the tree (`draft_tree.py`)
     R3  Every node is offered once, after its parent, with the prefix that the tree follows; a new epoch, which the

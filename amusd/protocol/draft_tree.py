@@ -111,9 +111,9 @@ class DraftTree:
         return self.value_of_next(0) > 0
 
     def value_of_next(self, num_taken: int) -> float:
-        """Value of the next node for a step that took `num_taken` of this tree; 0: there is none.
+        """Value of a further node for a step that has taken `num_taken` of this tree; 0: there is none.
 
-        Its probability, divided by one more than the tokens that the tree is expected to have ready.
+        It is the node's probability over 1 + the expected number of right tokens in the tree.
         """
         probability = 0.0
         if self._may_grow(self.root):
@@ -124,16 +124,16 @@ class DraftTree:
         return probability / (1.0 + self._num_ready)
 
     def take_next(self, num_taken: int) -> Node:
-        """Take the next node, which has a value, out of the guesses."""
+        """Take the next node; only where it has a value."""
         self._num_steps += num_taken == 0
         return heapq.heappop(self._guesses)[2] if self.root.computed else self.root
 
     # How it grows
 
     def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], probs: Sequence[bytes] = ()) -> None:
-        """Record that `nodes` were computed; `found`: what may follow each. A chain may go on behind its own guess.
+        """Record that `nodes` were computed; `found`: guesses after each. A chain may go on after its own guess.
 
-        `probs`: under the ratio test, the distribution that each was drawn from. Raises `ValueError` beyond `room`.
+        `probs`: under the ratio test, the distribution of each guess. Raises `ValueError` beyond `room`.
         """
         if len(found) > max(len(nodes), self.room):
             raise ValueError(f"{len(found)} tokens proposed, room for {self.room}")

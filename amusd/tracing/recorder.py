@@ -30,9 +30,9 @@ class Recorder:
     """
 
     def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:
-        """`events`: the folder of a run's events as a format of its number: `/sweep/{run}/events` (`as_format`).
+        """`events`: a format string for the folder of a run's events, such as `/sweep/{run}/events` (`as_format`).
 
-        None: they go to no file, and `flush` forgets them.
+        None: events go to no file, and `flush` forgets them.
         """
         self.role = role
         self.now_ns = clock.now_ns
