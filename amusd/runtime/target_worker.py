@@ -254,9 +254,7 @@ class TargetWorker:
             is_alone = sequence.request.drafter is not None and not has_draft
             self.counts.add(outcome, is_alone=is_alone)
             sequence.metrics.on_pass(committed_ns - sequence.start_ns, times.duration_ns, outcome, is_alone=is_alone)
-            sequence.observer.on_pass(
-                sequence.view, times, outcome, sends_verdict=decision.sends_verdict, has_draft=has_draft
-            )
+            sequence.observer.on_pass(sequence.view, decision, times, outcome, has_draft=has_draft)
             sizes = {"committed_length": session.committed_length, "num_ready": session.num_candidates}
             fields = {**sizes, **asdict(outcome), "reason": decision.reason}
             self.recorder.span("target_pass", times.start_ns, times.end_ns, sequence.sequence_id, **fields)

@@ -201,11 +201,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a token without text is the context of the next one": ("or len(self._window) >= _MAX_WINDOW", "is not None"),
     },
     ("amusd/policies/estimates.py", "tests/policies/test_estimates.py"): {
-        "a pause that pays does not grow": ("min(4 * self._pause_passes, LONGEST)", "self._pause_passes"),
-        "a pause that does not pay is soon tried again": (
-            "min(2 * max(self._drafting_passes, FIRST_DRAFTING), LONGEST)",
-            "FIRST_DRAFTING",
-        ),
         "a step that was held up makes rows dear": ("if num >= 1 and ns", "if num < 0 and ns"),
         "passes that stay slow are stalls for ever": ("tuple(ROW_MEMORY * past for", "tuple(1.0 * past for"),
         "a row may cost more than a pass": ("= min(max(0.0, slope), most_ns)", "= max(0.0, slope)"),
@@ -221,6 +216,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "(outcome.num_judged - outcome.num_accepted)",
         ),
         "a draft that is too modest is corrected upwards": ("min(1.0, self._corr", "max(0.0, self._corr"),
+    },
+    ("amusd/policies/observer.py", "tests/policies/test_estimates.py"): {
+        "a pause that pays does not grow": ("min(4 * self._pause_passes, LONGEST)", "self._pause_passes"),
+        "a pause that does not pay is soon tried again": (
+            "min(2 * max(self._drafting_passes, FIRST_DRAFTING), LONGEST)",
+            "FIRST_DRAFTING",
+        ),
     },
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
         "a draft is silent into the next answer": ("= True\n        self._silent_at = None\n", "= True\n"),

@@ -10,17 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from amusd.policies.estimates import (
-    DEVIATIONS,
-    DRAFT_ROW_SHARE,
-    FIRST_DRAFTING,
-    FIRST_PAUSE,
-    FORESEEN_MEMORY,
-    LATER_DRAFTING,
-    DraftingSwitch,
-    RowCost,
-    VerdictClock,
-)
+from amusd.policies.estimates import DEVIATIONS, DRAFT_ROW_SHARE, FORESEEN_MEMORY, RowCost, VerdictClock
+from amusd.policies.observer import FIRST_DRAFTING, FIRST_PAUSE, LATER_DRAFTING, DraftingSwitch
 
 # Whether drafting pays: found by trying, at little cost
 

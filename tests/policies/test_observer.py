@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from policies.builders import outcome
 
-from amusd.policies.base import TargetView
-from amusd.policies.estimates import FIRST_DRAFTING
-from amusd.policies.observer import Observer, PassTimes, Switches
+from amusd.policies.base import TargetView, Verify
+from amusd.policies.observer import FIRST_DRAFTING, Observer, PassTimes, Switches
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
@@ -28,11 +25,13 @@ def passed(
     num_judged: int | None = None,
     num_sequences: int = 1,
     view: TargetView | None = None,
-    **options: Any,
+    sends_verdict: bool = True,
+    has_draft: bool = True,
 ) -> None:
     own = outcome(num_candidates, num_judged=num_judged)
     times = PassTimes(start_ns, end_ns, 1 + num_candidates, num_sequences)
-    observer.on_pass(view or seen_by(observer), times, own, **options)
+    decision = Verify(num_candidates, sends_verdict=sends_verdict)
+    observer.on_pass(view or seen_by(observer), decision, times, own, has_draft=has_draft)
 
 
 def seen_by(observer: Observer, decoding: TargetSession | None = None) -> TargetView:
