@@ -124,7 +124,7 @@ class Batch:
         number = sum(max(0, min(new - 1, row.num_proposed)) for row, new in rows if row is not None)
         self.counts.accepted += number
         if number:
-            self.connection.accepted()
+            self.connection.on_accepted()
 
     def _drafted(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         if not self.client.look_for_next() and self.connection.failure is not None:

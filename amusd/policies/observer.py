@@ -111,25 +111,20 @@ class Observer:
     def __init__(self, switches: Switches | None = None) -> None:
         self._pass_seconds = 0.0
         self._row_cost, self._num_sequences = RowCost(), 1
-        self._drafter: UsedDrafter = (None, False)
         self._estimates_of: dict[UsedDrafter, Estimates] = {}
-        self._estimates = Estimates()
         self._switches = {} if switches is None else switches
+        self.open(None, has_tree=False)
+
+    def open(self, drafter: str | None, *, has_tree: bool) -> None:
+        """Begin an answer. Each drafter has estimates with and without trees."""
+        self._drafter: UsedDrafter = drafter, has_tree
+        self._estimates = self._estimates_of.setdefault(self._drafter, Estimates())
         self._last_end_ns: int | None = None
         self._waited, self._waited_at = 0.0, 0
         """Seconds waited without a new candidate, and the number of candidates meanwhile."""
         self._verdict_sent = True
         self._silent_at: int | None = None
         """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
-
-    def open(self, drafter: str | None, *, has_tree: bool) -> None:
-        """Begin an answer. Each drafter has estimates with and without trees."""
-        self._drafter = drafter, has_tree
-        self._estimates = self._estimates_of.setdefault(self._drafter, Estimates())
-        self._last_end_ns = None
-        self._waited = 0.0
-        self._verdict_sent = True
-        self._silent_at = None
 
     @property
     def _switch(self) -> DraftingSwitch:
@@ -188,7 +183,7 @@ class Observer:
     def on_pass(
         self, view: TargetView, decision: Verify, times: PassTimes, outcome: PassOutcome, *, has_draft: bool
     ) -> None:
-        """Take in a pass, and the view and decision it was made by.
+        """Take in a pass, with the view and the decision that led to it.
 
         `has_draft`: a draft that is not silent works on the sequence.
         """

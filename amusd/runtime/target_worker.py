@@ -249,7 +249,7 @@ class TargetWorker:
         self.counts.num_passes += 1
         for sequence, outcome in outcomes.items():
             if outcome.num_accepted:
-                self.client.connection.accepted()
+                self.client.connection.on_accepted()
             session, decision, has_draft = sequence.session, sequence.decision, self.client.has_draft(sequence)
             is_alone = sequence.request.drafter is not None and not has_draft
             self.counts.add(outcome, is_alone=is_alone)

@@ -225,10 +225,16 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
-        "a draft is silent into the next answer": ("= True\n        self._silent_at = None\n", "= True\n"),
+        "a draft is silent into the next answer": (
+            "self._silent_at: int | None = None",
+            'self._silent_at = vars(self).get("_silent_at")',
+        ),
         "a draft that is silent stays so when it brings more": (" and num_candidates <= self._silent_at", ""),
         "passes without a draft count as its own": ("        if has_draft:\n", "        if True:\n"),
-        "the time between two answers is the pass's": ("        self._last_end_ns = None\n        ", "        "),
+        "the time between two answers is the pass's": (
+            "self._last_end_ns: int | None = None",
+            'self._last_end_ns = vars(self).get("_last_end_ns")',
+        ),
     },
     ("amusd/policies/schedules.py", "tests/policies/test_policies.py"): {
         "auto waits for a draft that is silent": ("not view.can_grow or view.draft_is_silent", "not view.can_grow"),

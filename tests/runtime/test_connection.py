@@ -208,7 +208,7 @@ def test_a_draft_whose_candidates_are_accepted_or_that_worked_for_long_is_worth_
         search.lose()
         assert search.look("there") < BACK_OFF_SECONDS
         if is_of_use:
-            search.found.accepted()
+            search.found.on_accepted()
         search.clock.pass_by(LOOK_SECONDS if is_of_use else STEADY_SECONDS)
     assert search.found.failure is None
 

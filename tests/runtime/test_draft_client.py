@@ -203,7 +203,7 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
         next(decode(target.worker, *target.request(20)))
         assert target.connection._restarts._num_fruitless == (0 if number else 3)
     target.connection.lose("its process ended")
-    target.connection.accepted()
+    target.connection.on_accepted()
     assert target.connection._restarts._num_fruitless == 1
 
 
@@ -271,7 +271,7 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
             target.client.send_verdict(sequence)
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
-        target.connection.accepted()  # or after so many losses it were given up
+        target.connection.on_accepted()  # or after so many losses it were given up
         assert target.client.has_draft(sequence)
         assert target.connection.losses == ["the link is cut"] * number
     assert (target.connection.num_restarts, caplog.messages) == (30, [])
