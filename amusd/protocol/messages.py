@@ -33,7 +33,7 @@ Width: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Unsigned64: TypeAlias = Annotated[int, Meta(ge=0)]
 Ids: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...], Meta(max_length=MAX_TOKENS)]
-"""A number below 2^31 for each of many tokens."""
+"""Token ids, numbers of nodes or weights, each below 2^31."""
 SequenceIds: TypeAlias = Annotated[tuple[Unsigned64, ...], Meta(max_length=MAX_NUM_SEQS + 1)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 Names: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=MAX_NAMES)]

@@ -62,8 +62,8 @@ class Timeline(NamedTuple):
     def steps(self) -> list[Step]:
         """The draft steps of one sequence, in order.
 
-        A token that the draft still held when its position was committed was accepted there. Each verdict on a tree
-        says which steps foresaw it. The last pass of an answer sends none, so what it accepted is not found.
+        A chain's token is right if the draft still held it when its position was committed. For a tree, each verdict
+        names the steps that foresaw it. The last pass of an answer sends no verdict, so what it accepted is not found.
         """
         accepted = {each.start_length + place for each in self.passes for place in range(each.num_accepted)}
         steps: list[Step] = []
