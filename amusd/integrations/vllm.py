@@ -11,8 +11,8 @@ Rules
         a lost draft is replaced.
     V4  Unless it drafts chains, the draft drafts a tree, so that candidates are at hand after most of vLLM's choices.
         vLLM takes a chain for each row: the tree's likeliest path.
-    V5  While the batch has more than `draft_up_to_rows` rows, the draft is told nothing. Its sequences rest, and go on
-        with all that was committed meanwhile when the batch has shrunk.
+    V5  While the batch has more than `draft_up_to_rows` rows, no verdicts are sent: its sequences are paused, and go
+        on with all that was committed meanwhile when the batch has shrunk.
 
 This module does not import vLLM, whose objects it reads as they come (checked with vLLM 0.32, model runner V1).
 """
