@@ -105,10 +105,7 @@ class Simulator:
             Direction(self.costs.to_target, self._random("to target")),
         )
         where = None if events_folder is None else as_format(events_folder)
-        recorders = [
-            Recorder("target", where, clock.target_clock),
-            Recorder("draft", where, clock.draft_clock),
-        ]
+        recorders = [Recorder("target", where, clock.target_clock), Recorder("draft", where, clock.draft_clock)]
         timeline = Timeline([], [])
         for recorder, events in zip(recorders, timeline, strict=True):
             recorder.listeners = (events.append,)
