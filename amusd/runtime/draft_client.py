@@ -72,7 +72,7 @@ class DraftClient:
             return False
         return sequence.at_draft.waited_ns < (sequence.max_silence_seconds + self.round_trip_seconds) * 1e9
 
-    # What the draft is told
+    # To the draft
 
     def open(self, sequence: DraftedSequence) -> None:
         """Have the draft work on a new sequence, if it wants one."""
@@ -95,7 +95,7 @@ class DraftClient:
         return True
 
     def send_verdict(self, sequence: DraftedSequence) -> None:
-        """Tell the draft what is committed; remind a silent draft only now and then.
+        """Send the newest verdict; to a silent draft only now and then.
 
         A draft that never answered may have lost the opening, which is sent again. A second opening is ignored.
         """
@@ -150,7 +150,7 @@ class DraftClient:
         self._closed.pop(sequence, None)
         sequence.is_over = True
 
-    # What the draft says
+    # From the draft
 
     def drain(self) -> None:
         """Take in what has arrived, then judge whether the draft is silent."""

@@ -90,7 +90,7 @@ class Silence:
 
     is_too_long: bool = False
     """Whether it is silent for too long."""
-    owed_ns: int | None = None
+    first_unanswered_ns: int | None = None
     """Time of the first unanswered message; None: it owes no answer."""
     waited_ns: int = 0
     """How long any sequence has waited for it."""
@@ -100,7 +100,7 @@ class Silence:
 
     def end(self, first_sign_ns: int | None = None) -> None:
         """The draft owes no answer any more."""
-        self.is_too_long, self.owed_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
+        self.is_too_long, self.first_unanswered_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
         self.first_sign_ns = first_sign_ns
 
     def on_sign(self, now_ns: int) -> bool:
@@ -114,12 +114,12 @@ class Silence:
 
     def expect_answer(self, now_ns: int) -> None:
         """The draft owes an answer from now on, or from an earlier message."""
-        if self.owed_ns is None:
-            self.owed_ns = now_ns
+        if self.first_unanswered_ns is None:
+            self.first_unanswered_ns = now_ns
 
     def seconds(self, now_ns: int) -> float:
         """How long it has owed an answer; 0 if it owes none."""
-        return 0.0 if self.owed_ns is None else (now_ns - self.owed_ns) / 1e9
+        return 0.0 if self.first_unanswered_ns is None else (now_ns - self.first_unanswered_ns) / 1e9
 
     def seconds_left(self, limit_seconds: float) -> float:
         """How much longer to wait for the draft; 0: not at all."""

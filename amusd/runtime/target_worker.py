@@ -209,10 +209,10 @@ class TargetWorker:
         return outcomes
 
     def _send_verdicts(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
-        """Tell the draft what is committed of all sequences at once, so that its next step is for all of them."""
-        told = [each for each in outcomes if each.finish_reason is None and each.decision.sends_verdict]
-        self._send_features(told)
-        for sequence in told:
+        """Send the verdicts of all sequences at once, so that the draft's next step is for all of them."""
+        going_on = [each for each in outcomes if each.finish_reason is None and each.decision.sends_verdict]
+        self._send_features(going_on)
+        for sequence in going_on:
             self.client.send_verdict(sequence)
 
     def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
