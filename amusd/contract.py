@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from amusd.drafters.base import Drafter
-from amusd.protocol.draft_session import Node
+from amusd.protocol.draft_tree import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
@@ -39,10 +39,10 @@ def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Seq
         manager = _manager(drafter, text, fan_out)
         for _ in range(rng.randint(0, 8)):
             draft_step([manager])
-            tokens = _foreseen(manager.session.root, rng) or rng.choices(range(vocab_size), k=1)
+            tokens = _foreseen(manager.session.tree.root, rng) or rng.choices(range(vocab_size), k=1)
             _follow(manager, tokens)
         draft_step([manager])
-        known = {node.token_id for node in manager.session.root.children}
+        known = {node.token_id for node in manager.session.tree.root.children}
         missed = next((token_id for token_id in range(vocab_size) if token_id not in known), None)
         if missed is not None and manager.session.base + 2 <= CAPACITY:
             _follow(manager, [missed])  # the tree is dropped
@@ -70,7 +70,7 @@ def _manager(drafter: Drafter, token_ids: Sequence[int], fan_out: int) -> Rollba
 def _follow(manager: RollbackManager, token_ids: Sequence[int]) -> None:
     base = manager.session.base
     if base + len(token_ids) <= CAPACITY:
-        manager.apply(Verdict(0, 1, 0, base, tuple(token_ids), 0))
+        manager.apply(Verdict(0, 1, 0, base, tuple(token_ids)))
 
 
 def _foreseen(node: Node, rng: random.Random) -> list[int]:
@@ -82,7 +82,7 @@ def _foreseen(node: Node, rng: random.Random) -> list[int]:
 
 
 def _tree(manager: RollbackManager) -> list[tuple[int, int, float]]:
-    return [(node.position, node.token_id, node.probability) for node in manager.session.root.below()]
+    return [(node.position, node.token_id, node.probability) for node in manager.session.tree.root.below()]
 
 
 def _same(one: Sequence[tuple[int, int, float]], other: Sequence[tuple[int, int, float]]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amusd.drafters.base import Drafter, Expansion
-from amusd.protocol.draft_session import Node
+from amusd.protocol.draft_tree import Node
 
 
 def propose(drafter: Drafter, number: int, path: Sequence[int] = ()) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from amusd.logs import end_progress, logger, show_progress
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.protocol.draft_session import Node, Transition
+from amusd.protocol.draft_tree import Node, Transition
 from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of, settle_devices, warn_of_sharing

@@ -28,7 +28,7 @@ NUM_WARM_UP_EXCHANGES = 100
 CANDIDATE = Candidate(1, 1, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
 LONG = Features(1, 1, 0, 8, bytes(65_536))
 """Too long for what a link of NCCL carries by gloo."""
-_VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
+_VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8))
 _NONCE = 1
 _SIZE = 4096
 """Rows and columns of the float32 weight, which no cache holds."""

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
 from amusd.logs import warn_once
-from amusd.protocol.draft_session import Guesses, Node, Transition
+from amusd.protocol.draft_tree import Guesses, Node, Transition
 
 
 def say_not_finite(error: NotFiniteError) -> None:

@@ -13,7 +13,7 @@ from amusd.checkpoints.draft_networks import BlockModel
 from amusd.drafters.base import Drafter, path_to, say_not_finite
 from amusd.errors import NotFiniteError
 from amusd.models.passes import check_finite
-from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node
+from amusd.protocol.draft_tree import MIN_PROBABILITY, Guesses, Node
 from amusd.protocol.prefix_hash import num_common
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState

@@ -21,7 +21,7 @@ from typing_extensions import Self
 from amusd.drafters.base import Drafter, Expansion, chain_of
 from amusd.drafters.chain import ChainText
 from amusd.models.kv_cache import KVCache
-from amusd.protocol.draft_session import Guesses
+from amusd.protocol.draft_tree import Guesses
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.sampler import DRAFT_LEVELS, RowSampler
 

@@ -17,7 +17,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
-from amusd.protocol.draft_session import Guesses
+from amusd.protocol.draft_tree import Guesses
 from amusd.protocol.prefix_hash import num_common
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.acceptance import DraftSampler

@@ -24,7 +24,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import TreeSlots, tree_step
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
-from amusd.protocol.draft_session import MAX_NODES, Guesses, Transition
+from amusd.protocol.draft_tree import MAX_NODES, Guesses, Transition
 from amusd.protocol.prefix_hash import num_common
 from amusd.runner.model_runner import ModelRunner
 

@@ -19,7 +19,7 @@ from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.errors import ConfigError
-from amusd.protocol.draft_session import MAX_NODES
+from amusd.protocol.draft_tree import MAX_NODES
 from amusd.runner.model_runner import ModelRunner
 
 MIN_LOOKUP = 4

@@ -11,7 +11,7 @@ from amusd.drafters.chain import ChainText, chain_step
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import TreeSlots, tree_step
 from amusd.models.kv_cache import KVCache
-from amusd.protocol.draft_session import MAX_NODES, Guesses, Transition
+from amusd.protocol.draft_tree import MAX_NODES, Guesses, Transition
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.sampler import DRAFT_LEVELS, RowSampler
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from amusd.config.engine import MAX_MATCH
 from amusd.drafters.base import Drafter, path_to
-from amusd.protocol.draft_session import Guesses, Node
+from amusd.protocol.draft_tree import Guesses, Node
 
 _BIASES = (-0.2, 0.0, 0.5, 1.0, 1.2, 1.2, 1.4, 1.9, 1.9, 1.9, 1.9, 3.5)
 _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)

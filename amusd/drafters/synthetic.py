@@ -15,7 +15,7 @@ from amusd.drafters.base import Expansion, chain_of, path_to
 from amusd.drafters.model import ModelDrafter
 from amusd.models.kv_cache import KVCache
 from amusd.protocol import prefix_hash
-from amusd.protocol.draft_session import Guesses
+from amusd.protocol.draft_tree import Guesses
 from amusd.runner.model_runner import ModelRunner
 
 Schedule = Callable[[int], bool]

@@ -18,7 +18,7 @@ from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Paths, Rows, SamplerRows
-from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
+from amusd.protocol.draft_tree import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.ranking import Ranking, RowRanker
 from amusd.sampling.sampler import DRAFT_LEVELS

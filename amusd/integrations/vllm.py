@@ -11,8 +11,8 @@ Rules
         a lost draft is replaced.
     V4  Unless it drafts chains, the draft drafts a tree, so that candidates are at hand after most of vLLM's choices.
         vLLM takes a chain for each row: the tree's likeliest path.
-    V5  While the batch has more than `draft_up_to_rows` rows, the draft is told nothing. Its sequences rest, and go on
-        with all that was committed meanwhile when the batch has shrunk.
+    V5  While the batch has more than `draft_up_to_rows` rows, no verdicts are sent: its sequences are paused, and go
+        on with all that was committed meanwhile when the batch has shrunk.
 
 This module does not import vLLM, whose objects it reads as they come (checked with vLLM 0.32, model runner V1).
 """
@@ -123,7 +123,7 @@ class Batch:
         number = sum(max(0, min(new - 1, row.num_proposed)) for row, new in rows if row is not None)
         self.counts.accepted += number
         if number:
-            self.connection.accepted()
+            self.connection.on_accepted()
 
     def _drafted(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         if not self.client.look_for_next() and self.connection.failure is not None:
@@ -157,7 +157,7 @@ class Batch:
             if row is not None and (new := text[len(row.text) :].tolist()):
                 row.append(new)
                 row.text = text.copy()
-                self.client.tell(row)
+                self.client.send_verdict(row)
             elif row is None and has_room:
                 self._rows[index] = row = self._new(text)
                 self.client.open(row)
@@ -194,7 +194,7 @@ class Batch:
         start_ns = now_ns = clock()
         while (left_ns := start_ns + round(self.settings.wait_ms * 1e6) - now_ns) > 0:
             wanting = [row for row in asking if row.session.num_candidates < number and row.session.may_get_more]
-            if not (waiting := [row for row in wanting if self.client.may_hear(row)]):
+            if not (waiting := [row for row in wanting if self.client.has_draft(row)]):
                 break
             self.client.take(left_ns / 1e9, waiting)
             now_ns = clock()

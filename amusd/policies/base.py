@@ -76,8 +76,8 @@ class Verify:
     """Value in tokens of waiting instead of verifying."""
     min_chance: float = 0.0
     """A pass over several paths leaves out candidates whose path from the root is less likely."""
-    tells_draft: bool = True
-    """Whether the draft hears what the pass commits; if not, it rests."""
+    sends_verdict: bool = True
+    """Whether the draft gets the verdict of the pass; if not, drafting is paused."""
 
 
 @dataclass(frozen=True, slots=True)

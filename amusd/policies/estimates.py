@@ -1,13 +1,4 @@
-"""Running estimates of the pair at work.
-
-acceptance          accepted / tested candidates; those after a rejected one were not tested
-tokens_per_second   committed tokens per second, waits included
-candidate_seconds   time waited per candidate; the first one after an unforeseen verdict takes longer
-lead_gain           tokens that a pass would gain by one more candidate at its beginning; 0 if it was full, or
-                    none could come
-chances             probability, for each candidate at hand, that it and those before it are accepted: the draft's
-                    own estimate, corrected by its first candidates' acceptance; else a power of the acceptance
-"""
+"""Running estimates of the pair at work: what the target and the draft learn from their passes, steps and waits."""
 
 from __future__ import annotations
 
@@ -19,50 +10,8 @@ from itertools import accumulate
 from amusd.policies.base import TargetView
 from amusd.protocol.verification import PassOutcome
 
-OUTCOME_MEMORY = 0.5 ** (1 / 64)
-PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
-"""The assumed acceptance, and its weight in tested candidates."""
 MEMORY = 0.9
 """Weight of the past in estimates of time, per pass or wait."""
-FORGETTING = 0.98
-"""Weight of past waits after each pass, so that waiting is tried again."""
-STEP_DONE = 0.5
-"""Average part of the draft's step that is done when the target could begin."""
-PRIOR_WAITS = 0.3
-"""Weight of the step times that the draft reports, in candidates; they keep waits in vain from ending all waiting."""
-LONGEST_WAIT = 3.0
-"""A wait ends, and counts, at this many usual waits, so that one stall of the machine does not end all waiting.
-
-The usual wait is the mean weighted by length.
-"""
-ROW_MEMORY = 0.98
-OUTLIER = 5.0
-"""A pass or step that takes this many times the usual time, and time per row, was held up by something else."""
-DRAFT_ROW_SHARE = 0.06
-"""Assumed row share of a draft step before steps of different sizes."""
-ROW_FORGETTING = 0.99
-"""Weight of the known row cost after a pass that says nothing of it."""
-MIN_ROW_VARIATION = 8.0
-"""Least weighted sum of squares of the number of rows for a fit."""
-
-
-VERDICT_MEMORY = 0.8
-"""Weight of the past in a draft's estimates of time, per pass or step."""
-FORESEEN_MEMORY = 0.95
-"""The same in the share of foreseen verdicts."""
-DEVIATIONS = 2.0
-"""How long a late verdict is waited for, in mean deviations."""
-FIRST_LOOK = 32
-"""Passes before the first rest; doubled after a rest that did not pay."""
-FIRST_REST = 6
-"""Passes of the first rest; four times as many after one that paid."""
-SECOND_LOOK = 16
-"""Passes between a rest that paid and the next."""
-LONGEST = 1024
-"""Most passes between rests, and of a rest."""
-MOST_SLOWDOWN = 2.0
-YIELD_MEMORY = 0.98
-"""Weight of the past in what drafting and plain decoding yield, per pass."""
 
 
 class RunningRatio:
@@ -85,8 +34,19 @@ class RunningRatio:
         self._denominator = kept * self._denominator + denominator
 
 
+FORGETTING = 0.98
+"""Weight of past waits after each pass, so that waiting is tried again."""
+PRIOR_WAITS = 0.3
+"""Weight of the draft's own step times, in candidates; they keep waits in vain from ending all waiting."""
+LONGEST_WAIT = 3.0
+"""A wait ends, and counts, at this many usual waits, so that one stall of the machine does not end all waiting.
+
+The usual wait is the mean weighted by length.
+"""
+
+
 class Waits:
-    """How long the target waits for one more candidate."""
+    """How long the target waits for one more candidate. The first one after an unforeseen verdict takes longer."""
 
     def __init__(self, num_steps: float) -> None:
         """`num_steps`: the draft's steps that one takes before anything is known."""
@@ -104,26 +64,40 @@ class Waits:
         """The wait after which no candidate is expected any more."""
         return LONGEST_WAIT * self._squares / self._seconds if self._seconds else math.inf
 
-    def waited(self, seconds: float, *, came: bool) -> None:
+    def on_wait(self, seconds: float, *, came: bool) -> None:
         """Take in a wait, which brought a candidate or none."""
         seconds = min(seconds, self.longest_seconds)
         self._seconds = MEMORY * self._seconds + seconds
         self._squares = MEMORY * self._squares + seconds**2
         self._num_candidates = MEMORY * self._num_candidates + came
 
-    def heard(self, step_seconds: float) -> None:
+    def on_step(self, step_seconds: float) -> None:
         """Take in the time of a step of the draft; the shortest counts, since a stall is none."""
         self._step_seconds = min(self._step_seconds or math.inf, step_seconds)
 
-    def passed(self) -> None:
+    def on_pass(self) -> None:
         """Forget a part of the past."""
         self._seconds *= FORGETTING
         self._squares *= FORGETTING
         self._num_candidates *= FORGETTING
 
 
+OUTCOME_MEMORY = 0.5 ** (1 / 64)
+"""Weight of the past in what candidates came to, per candidate tested or corrected."""
+PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
+"""The assumed acceptance, and its weight in tested candidates."""
+STEP_DONE = 0.5
+"""Average part of the draft's step that is done when the target could begin."""
+
+
 class Estimates:
-    """Estimates of one drafter under one kind of policy; kept between answers."""
+    """Estimates of one drafter under one kind of policy; kept between answers.
+
+    acceptance          accepted / tested candidates; those after a rejected one were not tested
+    tokens_per_second   committed tokens per second, waits included
+    lead_gain           tokens that a pass would gain by one more candidate at its beginning; 0 if it was full, or none
+                        could come
+    """
 
     def __init__(self) -> None:
         self.acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
@@ -136,27 +110,43 @@ class Estimates:
         """Waits with `num_candidates` at hand."""
         return self._further_waits if num_candidates else self._first_waits
 
-    def heard(self, step_seconds: float) -> None:
+    def on_step(self, step_seconds: float) -> None:
         """Take in the time of a step of the draft."""
-        self._first_waits.heard(step_seconds)
-        self._further_waits.heard(step_seconds)
+        self._first_waits.on_step(step_seconds)
+        self._further_waits.on_step(step_seconds)
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
-        """Chance of each candidate at hand. `weights`: the draft's own estimates, or empty."""
+        """Chance of each candidate at hand that it and those before it are accepted.
+
+        `weights`: the draft's own estimates, which are corrected by what became of first candidates; without any, a
+        candidate is as good as any other.
+        """
         if not weights:
             return tuple(self.acceptance.value**number for number in range(1, num_candidates + 1))
         return tuple(accumulate((min(1.0, self._correction.value) * weight for weight in weights), operator.mul))
 
-    def passed(self, outcome: PassOutcome, seconds: float, view: TargetView) -> None:
+    def on_pass(self, outcome: PassOutcome, seconds: float, view: TargetView) -> None:
         """Take in a pass that was decided on by `view`, and ended `seconds` after the one before it."""
         self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * (view.gain if view.can_grow else 0.0)
-        self._first_waits.passed()
-        self._further_waits.passed()
+        self._first_waits.on_pass()
+        self._further_waits.on_pass()
         num_tested = outcome.num_accepted + (outcome.num_accepted < outcome.num_judged)
         self.acceptance.add(outcome.num_accepted, num_tested, num_tested)
         self.tokens_per_second.add(outcome.num_tokens, seconds)
         if outcome.num_candidates and view.weights:
             self._correction.add(outcome.num_accepted > outcome.num_accepted_alternatives, view.weights[0])
+
+
+ROW_MEMORY = 0.98
+"""Weight of the past in the cost of a row, per pass or step."""
+OUTLIER = 5.0
+"""A pass or step that takes this many times the usual time, and time per row, was stalled by something else."""
+DRAFT_ROW_SHARE = 0.06
+"""Assumed row share of a draft step before steps of different sizes."""
+ROW_FORGETTING = 0.99
+"""Weight of the known row cost after a pass that says nothing of it."""
+MIN_ROW_VARIATION = 8.0
+"""Least weighted sum of squares of the number of rows for a fit."""
 
 
 class RowCost:
@@ -171,7 +161,7 @@ class RowCost:
         self.row_ns = 0.0
         """Nanoseconds; 0 before passes of different sizes."""
 
-    def passed(self, num_rows: int, ns: int) -> None:
+    def add(self, num_rows: int, ns: int) -> None:
         """Take in a pass over `num_rows` that took `ns`."""
         num, sum_rows, sum_ns, *_ = self._sums
         if num >= 1 and ns > OUTLIER * sum_ns * max(1 / num, num_rows / sum_rows):
@@ -192,6 +182,14 @@ class RowCost:
         self.row_share = min(1.0, max(0.0, slope / one_row)) if one_row > 0 else 1.0
 
 
+VERDICT_MEMORY = 0.8
+"""Weight of the past in a draft's estimates of time, per pass or step."""
+FORESEEN_MEMORY = 0.95
+"""The same in the share of foreseen verdicts."""
+DEVIATIONS = 2.0
+"""How long a late verdict is waited for, in mean deviations."""
+
+
 class VerdictClock:
     """When a draft's next verdict is due, and whether to wait for it instead of stepping. Times in nanoseconds.
 
@@ -205,7 +203,7 @@ class VerdictClock:
         self._pass_ns = self._deviation_ns = self._step_ns = 0.0  # 0: nothing is known
         self._foreseen = 0.5
 
-    def heard(self, now_ns: int, *, goes_on: bool) -> None:
+    def on_verdict(self, now_ns: int, *, goes_on: bool) -> None:
         """Take in a verdict. `goes_on`: it was foreseen, and the target starts its next pass at once."""
         self._foreseen = FORESEEN_MEMORY * self._foreseen + (1 - FORESEEN_MEMORY) * goes_on
         if self._pass_start_ns is not None:
@@ -215,12 +213,12 @@ class VerdictClock:
             self._pass_ns = VERDICT_MEMORY * usual_ns + (1 - VERDICT_MEMORY) * pass_ns
         self._pass_start_ns = now_ns if goes_on else None
 
-    def sent(self, now_ns: int) -> None:
+    def on_candidates(self, now_ns: int) -> None:
         """Candidates were sent: a target that waited for some starts its pass."""
         if self._pass_start_ns is None:
             self._pass_start_ns = now_ns
 
-    def stepped(self, duration_ns: int) -> None:
+    def on_step(self, duration_ns: int) -> None:
         """Take in a step that took `duration_ns`."""
         self._step_ns = VERDICT_MEMORY * (self._step_ns or duration_ns) + (1 - VERDICT_MEMORY) * duration_ns
 
@@ -236,52 +234,3 @@ class VerdictClock:
         behind_ns = self._step_ns - before_ns
         pays = self._foreseen * before_ns >= (1 - self._foreseen) * behind_ns
         return 0 if pays else int(last_ns - now_ns)
-
-
-class DraftingSwitch:
-    """Decides for one drafter and all sequences of a pass whether to draft at all, by trying both.
-
-    A draft that is hardly ever right shares memory, power or a host with the target, and widens passes. In a rest the
-    target tells it nothing and decodes alone.
-
-    One short rest is tried early, unless drafting yields `MOST_SLOWDOWN` tokens in the time of the quickest pass, which
-    plain decoding cannot. Later, a rest is tried if drafting yields less than plain decoding did, or less than one
-    token in that time. Each rest ends, because text changes.
-    """
-
-    def __init__(self) -> None:
-        self._drafting, self._plain = RunningRatio(YIELD_MEMORY), RunningRatio(YIELD_MEMORY)
-        self.drafting_pays = True
-        self._num_passes = 0.0
-        self._look, self._rest = FIRST_LOOK, FIRST_REST
-        self._quickest_rate = 0.0
-        """Passes per second, if all were as quick as the quickest."""
-
-    @property
-    def plain_tokens_per_second(self) -> float:
-        """The yield of past rests; before the first one, a token in the quickest pass."""
-        return self._plain.value or self._quickest_rate
-
-    def passed(
-        self, num_tokens: int, seconds: float, pass_seconds: float, *, rests: bool, num_sequences: int = 1
-    ) -> None:
-        """Take in a pass for one of its `num_sequences`, which ended `seconds` after the one before."""
-        if pass_seconds:  # 0 on a coarse clock
-            self._quickest_rate = max(self._quickest_rate, 1 / pass_seconds)
-        self._num_passes += 1 / num_sequences
-        (self._plain if rests else self._drafting).add(num_tokens, seconds, 1 / num_sequences)
-        if round(self._num_passes, 3) >= (self._look if self.drafting_pays else self._rest):
-            self._num_passes = 0.0
-            self._end_of_look() if self.drafting_pays else self._end_of_rest()
-
-    def _end_of_look(self) -> None:
-        quickest, plain = self._quickest_rate, self._plain.value
-        bar = max(plain, quickest) if plain else MOST_SLOWDOWN * quickest
-        self.drafting_pays = self._drafting.value >= bar
-
-    def _end_of_rest(self) -> None:
-        self.drafting_pays = True
-        if self._plain.value > self._drafting.value:
-            self._look, self._rest = SECOND_LOOK, min(4 * self._rest, LONGEST)
-        else:
-            self._look, self._rest = min(2 * max(self._look, FIRST_LOOK), LONGEST), FIRST_REST

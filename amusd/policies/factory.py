@@ -98,12 +98,12 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
     drafts_trees = capabilities_of(drafter).tree
     policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
     is_synchronous = decoding.mode == "synchronous"
-    asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
+    setting = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
     if policy.fan_out > 1 and params.rule == "rejection":
         allowed = f"whose draws no draft can foresee; allowed: {'tree=false' if is_synchronous else 'chain'}"
-        raise ConfigError(f"{asked}: not with sampling.acceptance=rejection, {allowed}")
+        raise ConfigError(f"{setting}: not with sampling.acceptance=rejection, {allowed}")
     if policy.fan_out > 1 and not drafts_trees:
-        raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {', '.join(kinds_with('tree'))}")
+        raise ConfigError(f"{setting}: drafter={drafter} drafts no trees; allowed: {', '.join(kinds_with('tree'))}")
     return policy
 
 

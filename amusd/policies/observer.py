@@ -1,18 +1,85 @@
-"""The target's measurements of the pair, and a policy's view of them."""
+"""The target's measurements of the pair, a policy's view of them, and whether drafting pays at all."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple, TypeAlias
 
-from amusd.policies.base import TargetView
-from amusd.policies.estimates import MEMORY, DraftingSwitch, Estimates, RowCost
+from amusd.policies.base import TargetView, Verify
+from amusd.policies.estimates import MEMORY, Estimates, RowCost, RunningRatio
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import PassOutcome
 
+FIRST_DRAFTING = 32
+"""Passes before the first pause; doubled after a pause that did not pay."""
+LATER_DRAFTING = 16
+"""Passes between a pause that paid and the next one."""
+FIRST_PAUSE = 6
+"""Passes of the first pause; four times as many after one that paid."""
+LONGEST = 1024
+"""Most passes between pauses, and of a pause."""
+MOST_SLOWDOWN = 2.0
+"""Plain decoding is not tried while drafting yields this many tokens in the time of the quickest pass."""
+YIELD_MEMORY = 0.98
+"""Weight of the past in what drafting and plain decoding yield, per pass."""
+
+
+class DraftingSwitch:
+    """Decides for one drafter and all sequences of a pass whether to draft at all, by trying both.
+
+    A draft shares memory, power or a host with the target and widens passes, which costs time if it is hardly ever
+    right. In a pause the target decodes alone and sends no verdicts.
+
+    One short pause is tried early, unless drafting yields `MOST_SLOWDOWN` tokens in the time of the quickest pass.
+    Later ones are tried if drafting yields less than plain decoding did, or less than one token in that time. Each
+    pause ends, because text changes.
+    """
+
+    def __init__(self) -> None:
+        self._drafting, self._plain = RunningRatio(YIELD_MEMORY), RunningRatio(YIELD_MEMORY)
+        self.drafting_pays = True
+        self._num_passes = 0.0
+        self._drafting_passes, self._pause_passes = FIRST_DRAFTING, FIRST_PAUSE
+        self._quickest_rate = 0.0
+        """Passes per second, if all were as quick as the quickest."""
+
+    @property
+    def plain_tokens_per_second(self) -> float:
+        """The yield of past pauses; before the first one, a token in the quickest pass."""
+        return self._plain.value or self._quickest_rate
+
+    def on_pass(
+        self, num_tokens: int, seconds: float, pass_seconds: float, share: float = 1.0, *, is_plain: bool
+    ) -> None:
+        """Take in the `share` of a pass that was for one sequence, and ended `seconds` after the one before.
+
+        `is_plain`: it was made in a pause.
+        """
+        if pass_seconds:  # 0 on a coarse clock
+            self._quickest_rate = max(self._quickest_rate, 1 / pass_seconds)
+        self._num_passes += share
+        (self._plain if is_plain else self._drafting).add(num_tokens, seconds, share)
+        if round(self._num_passes, 3) >= (self._drafting_passes if self.drafting_pays else self._pause_passes):
+            self._num_passes = 0.0
+            self._judge_drafting() if self.drafting_pays else self._judge_pause()
+
+    def _judge_drafting(self) -> None:
+        quickest, plain = self._quickest_rate, self._plain.value
+        bar = max(plain, quickest) if plain else MOST_SLOWDOWN * quickest
+        self.drafting_pays = self._drafting.value >= bar
+
+    def _judge_pause(self) -> None:
+        self.drafting_pays = True
+        if self._plain.value > self._drafting.value:
+            self._drafting_passes = LATER_DRAFTING
+            self._pause_passes = min(4 * self._pause_passes, LONGEST)
+        else:
+            self._drafting_passes = min(2 * max(self._drafting_passes, FIRST_DRAFTING), LONGEST)
+            self._pause_passes = FIRST_PAUSE
+
+
 NEARLY = 0.9
 """A wait is in vain from this part of the longest wait on, because clocks are not exact."""
-
 
 UsedDrafter: TypeAlias = tuple[str | None, bool]
 """A drafter's name, and whether it drafts trees."""
@@ -38,37 +105,32 @@ class PassTimes(NamedTuple):
 class Observer:
     """Watches one sequence after another. Times in nanoseconds of one clock.
 
-    Sequences of a pass share `switches`, since a rest of one would be measured beside the candidates of others.
+    Sequences of a pass share `switches`, since a pause of one would be measured beside the candidates of others.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
         self._pass_seconds = 0.0
         self._row_cost, self._num_sequences = RowCost(), 1
-        self._drafter: UsedDrafter = (None, False)
         self._estimates_of: dict[UsedDrafter, Estimates] = {}
-        self._estimates = Estimates()
         self._switches = {} if switches is None else switches
-        self._last_end_ns: int | None = None
-        self._waited, self._waited_at = 0.0, 0
-        """Seconds waited without a new candidate, and the number of candidates meanwhile."""
-        self._draft_knows = True
-        self._silent_at: int | None = None
-        """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
+        self.open(None, has_tree=False)
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """Begin an answer. Each drafter has estimates with and without trees."""
-        self._drafter = drafter, has_tree
+        self._drafter: UsedDrafter = drafter, has_tree
         self._estimates = self._estimates_of.setdefault(self._drafter, Estimates())
-        self._last_end_ns = None
-        self._waited = 0.0
-        self._draft_knows = True
-        self._silent_at = None
+        self._last_end_ns: int | None = None
+        self._waited, self._waited_at = 0.0, 0
+        """Seconds waited without a new candidate, and the number of candidates meanwhile."""
+        self._verdict_sent = True
+        self._silent_at: int | None = None
+        """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
 
     @property
     def _switch(self) -> DraftingSwitch:
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
-    def draft_joined(self) -> None:
+    def on_draft_joined(self) -> None:
         """Wait no more until a candidate comes: the draft has the whole answer to take in."""
         self._silent_at = 0
 
@@ -84,7 +146,7 @@ class Observer:
         return TargetView(
             num_candidates=num_candidates,
             max_candidates=max_candidates,
-            may_get_more=session.may_get_more and self._draft_knows,
+            may_get_more=session.may_get_more and self._verdict_sent,
             draft_restarting=session.draft_restarting,
             waited_seconds=waited_ns / 1e9,
             pass_seconds=self._pass_seconds,
@@ -101,33 +163,33 @@ class Observer:
             plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )
 
-    def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
+    def on_wait(self, ns: int, *, num_before: int, num_after: int) -> None:
         """Take in a wait for a message, with the candidates at hand before and after it."""
         came, seconds = num_after > num_before, ns / 1e9
         waits = self._estimates.waits(num_before)
         longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
-        if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
+        if not came and seconds >= NEARLY * longest:  # a shorter one was ended by another message
             self._silent_at = num_after
         self._waited, self._waited_at = self._waited + seconds, num_before
         if came:
-            waits.waited(self._waited, came=True)
+            waits.on_wait(self._waited, came=True)
             self._waited = 0.0
 
-    def heard(self, step_ns: int) -> None:
+    def on_step(self, step_ns: int) -> None:
         """Take in how long the draft's last step took; 0: unknown."""
         if step_ns:
-            self._estimates.heard(step_ns / 1e9)
+            self._estimates.on_step(step_ns / 1e9)
 
-    def passed(
-        self, view: TargetView, times: PassTimes, outcome: PassOutcome, *, rests: bool = False, is_alone: bool = False
+    def on_pass(
+        self, view: TargetView, decision: Verify, times: PassTimes, outcome: PassOutcome, *, has_draft: bool
     ) -> None:
-        """Take in the pass that was decided on by `view`.
+        """Take in a pass, with the view and the decision that led to it.
 
-        `rests`: the draft is not told of it. `is_alone`: no draft can be heard.
+        `has_draft`: a draft that is not silent works on the sequence.
         """
-        self._draft_knows, self._num_sequences = not rests, times.num_sequences
+        self._verdict_sent, self._num_sequences = decision.sends_verdict, times.num_sequences
         if self._waited:
-            self._estimates.waits(self._waited_at).waited(self._waited, came=False)
+            self._estimates.waits(self._waited_at).on_wait(self._waited, came=False)
             self._waited = 0.0
         self._silent_at = 0 if view.draft_is_silent else None
         pass_seconds = times.duration_ns / 1e9
@@ -135,9 +197,9 @@ class Observer:
         seconds = (times.end_ns - last_end_ns) / 1e9
         self._last_end_ns = times.end_ns
         self._pass_seconds = MEMORY * (self._pass_seconds or pass_seconds) + (1 - MEMORY) * pass_seconds
-        self._row_cost.passed(times.num_rows, times.duration_ns)
-        if not rests:
-            self._estimates.passed(outcome, seconds, view)
-        if not is_alone:
-            num_sequences = self._num_sequences
-            self._switch.passed(outcome.num_tokens, seconds, pass_seconds, rests=rests, num_sequences=num_sequences)
+        self._row_cost.add(times.num_rows, times.duration_ns)
+        if decision.sends_verdict:
+            self._estimates.on_pass(outcome, seconds, view)
+        if has_draft:
+            share = 1 / times.num_sequences
+            self._switch.on_pass(outcome.num_tokens, seconds, pass_seconds, share, is_plain=not decision.sends_verdict)

@@ -109,9 +109,9 @@ class AutoPolicy(Policy):
         delay = view.tokens_per_second * view.candidate_seconds
         if not view.drafting_pays:
             drafting, plain = view.tokens_per_second, view.plain_tokens_per_second
-            state = "the draft rests" if drafting < plain else "a rest is tried"
+            state = "drafting is paused" if drafting < plain else "a pause is tried"
             reason = f"{state}: {drafting:.1f} tokens/s with the draft, {plain:.1f} without"
-            return Verify(0, reason, -delay, tells_draft=False)
+            return Verify(0, reason, -delay, sends_verdict=False)
         row_loss = view.row_seconds * max(view.tokens_per_second, view.plain_tokens_per_second)
         num_candidates = sum(chance > row_loss for chance in view.chances)
         if not view.can_grow or view.draft_is_silent:

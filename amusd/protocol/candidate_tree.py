@@ -37,9 +37,10 @@ class CandidateNode:
     probs: Any
     position: int = 0
     children: dict[int, CandidateNode] = field(default_factory=dict)
+    """By token id."""
 
 
-Children = dict[int, CandidateNode]
+Children: TypeAlias = dict[int, CandidateNode]
 _weight = attrgetter("weight")
 
 
@@ -50,8 +51,8 @@ class CandidateTree:
         self._prefix = prefix
         self._max_length = max_length
         self.children: Children = {}
-        self.nodes: Children = {}
-        """By number: the tree's, and committed ones (T2)."""
+        self.nodes: dict[int, CandidateNode] = {}
+        """By number: the tree's nodes, and committed ones (T2)."""
 
     def forget_before(self, base: int) -> None:
         """Forget the numbers of nodes before `base`, which the draft no longer names (T2)."""
@@ -102,7 +103,7 @@ class CandidateTree:
 
     def block(self, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
         """The last committed token with the `number` likeliest candidates, down to `depth`, that have a track."""
-        guesses: list[tuple[float, int, CandidateNode, int]] = []  # a heap: the likeliest first, then the oldest
+        guesses: list[tuple[float, int, CandidateNode, int]] = []  # a heap, the likeliest first
         order, start = count(), self._prefix.length - 1
 
         def guess_behind(parent: int, children: Children, chance: float) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 MAX_TOKENS = 1 << 20
 MAX_NUM_SEQS = 1 << 12
@@ -33,7 +33,7 @@ Width: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Unsigned64: TypeAlias = Annotated[int, Meta(ge=0)]
 Ids: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...], Meta(max_length=MAX_TOKENS)]
-"""A number below 2^31 for each of many tokens."""
+"""Token ids, numbers of nodes or weights, each below 2^31."""
 SequenceIds: TypeAlias = Annotated[tuple[Unsigned64, ...], Meta(max_length=MAX_NUM_SEQS + 1)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 Names: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=MAX_NAMES)]
@@ -145,7 +145,7 @@ class Candidate(_Message, frozen=True, tag=3):
     weights: Ids
     """Draft's probability of each after its parent, in parts of `CERTAINTY`; a chain has none."""
     more: bool
-    """False: nothing follows until the draft hears a verdict beyond `base`."""
+    """False: nothing follows until a verdict beyond `base` has come."""
     draft_probs: DraftProbs = ()
     """The distribution that each token was drawn from, under the ratio test; packed as in `sampling/acceptance.py`."""
     step_ns: Count = 0
@@ -164,8 +164,6 @@ class Verdict(_Message, frozen=True, tag=4):
     """Position of the first of `token_ids`: the base that the draft last showed it knows."""
     token_ids: Ids
     """Committed tokens at `[start, start + len(token_ids))`, up to the committed length."""
-    num_accepted: Count
-    """Candidates accepted by this verification."""
 
 
 class Features(_Message, frozen=True, tag=9):
@@ -197,8 +195,6 @@ class Progress(_Message, frozen=True, tag=6):
     """Counts of a sequence since its `Open`. The last one answers `Close`; others say that the draft works."""
 
     sequence_id: Count
-    num_steps: Count
-    """Calls of the drafter that proposed."""
     num_drafted: Count
     """Tokens drafted, offered or not."""
     num_rollbacks: Count

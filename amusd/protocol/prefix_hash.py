@@ -1,6 +1,6 @@
 """A sequence's committed prefix, and its rolling 64-bit hash, by which a candidate proves which prefix it follows.
 
-It detects our own mistakes; it is no defence against an adversary.
+The hash detects mistakes of our own; it is no defence against an adversary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def extend(prefix_hash: int, token_id: int) -> int:
 
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens are the same in both; compared without Python's loop, as texts may be long."""
+    """Length of the longest common prefix. The loop runs in C, since texts may be long."""
     return operator.indexOf(itertools.chain(map(operator.ne, one, other), (True,)), True)
 
 

@@ -45,7 +45,7 @@ class TargetSession:
         fan_out: int = 1,
         wants_draft_probs: bool = False,
     ) -> None:
-        """`fan_out`: asked of the draft; above 1 each candidate has a weight.
+        """`fan_out`: that of the draft; above 1 each candidate has a weight.
 
         `wants_draft_probs`: each candidate must come with the distribution that it was drawn from.
         """
@@ -58,7 +58,6 @@ class TargetSession:
         self._prefix = CommittedPrefix(prompt)
         self._tree = CandidateTree(self._prefix, max_length)
         self._block: Block | None = None
-        self._num_accepted = 0
         self.attached = False
         self.epoch = 0
         """How often candidates of the present draft process were lost."""
@@ -204,7 +203,6 @@ class TargetSession:
         if accepted != judged[:num_accepted]:
             raise AssertionError("accepted tokens are not the candidates")
         self._block = None
-        self._num_accepted = num_accepted
         self._prefix.append(tokens)
         self._contradicted |= self._tree.advance(tokens)
         return PassOutcome(
@@ -225,7 +223,6 @@ class TargetSession:
             epoch=self.epoch,
             start=start,
             token_ids=tuple(self._prefix.token_ids[start:]),
-            num_accepted=self._num_accepted,
         )
 
     # What arrives

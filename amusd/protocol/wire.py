@@ -35,7 +35,7 @@ _CHECKSUM = struct.Struct("<I")
 _MIN_FRAME_BYTES = _HEADER.size + _CHECKSUM.size
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_REFUSALS = (msgspec.MsgspecError, ConfigError, ValueError, TypeError, OverflowError, RecursionError, struct.error)
+_REFUSALS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, struct.error)
 
 
 def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:

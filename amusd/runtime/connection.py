@@ -149,7 +149,7 @@ class Connection:
         self.silence.end()
         return True
 
-    def accepted(self) -> None:
+    def on_accepted(self) -> None:
         """Note that candidates of the present draft were accepted."""
         if self.link is not None:
             self._restarts.on_accepted()

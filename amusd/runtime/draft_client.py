@@ -19,7 +19,6 @@ from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Feature
 from amusd.runtime.connection import Connection
 from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.patience import DraftState
-from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 
 FINAL_PROGRESS_SECONDS = 0.5
@@ -64,7 +63,7 @@ class DraftClient:
         limits = (sequence.max_silence_seconds for sequence in self._sequences.values())
         return max(limits, default=0.0) + self.round_trip_seconds
 
-    def may_hear(self, sequence: DraftedSequence) -> bool:
+    def has_draft(self, sequence: DraftedSequence) -> bool:
         """Whether a draft works on the sequence and is not silent.
 
         A draft may have no room for one sequence while it serves others.
@@ -73,7 +72,7 @@ class DraftClient:
             return False
         return sequence.at_draft.waited_ns < (sequence.max_silence_seconds + self.round_trip_seconds) * 1e9
 
-    # What the draft is told
+    # To the draft
 
     def open(self, sequence: DraftedSequence) -> None:
         """Have the draft work on a new sequence, if it wants one."""
@@ -95,8 +94,8 @@ class DraftClient:
             sequence.find_draft()
         return True
 
-    def tell(self, sequence: DraftedSequence) -> None:
-        """Tell the draft what is committed; remind a silent draft only now and then.
+    def send_verdict(self, sequence: DraftedSequence) -> None:
+        """Send the newest verdict; to a silent draft only now and then.
 
         A draft that never answered may have lost the opening, which is sent again. A second opening is ignored.
         """
@@ -106,7 +105,7 @@ class DraftClient:
         is_due = state.take_reminder(self.recorder.now_ns())
         if is_due and not state.is_answered:
             self._send_opening(sequence)
-        if is_due or self.may_hear(sequence):
+        if is_due or self.has_draft(sequence):
             if state.is_answered:  # else the draft may have refused the sequence
                 self.connection.silence.expect_answer(self.recorder.now_ns())
             self._send(sequence.session.verdict())
@@ -114,7 +113,7 @@ class DraftClient:
     def features_due(self, sequence: DraftedSequence, end: int) -> range:
         """Positions below `end` whose features the draft lacks; none for a silent one, which gets them later."""
         state = sequence.at_draft
-        return range(state.num_features if state is not None and self.may_hear(sequence) else end, end)
+        return range(state.num_features if state is not None and self.has_draft(sequence) else end, end)
 
     def send_features(self, sequence: DraftedSequence, start: int, features: Tensor) -> None:
         """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""
@@ -151,7 +150,7 @@ class DraftClient:
         self._closed.pop(sequence, None)
         sequence.is_over = True
 
-    # What the draft says
+    # From the draft
 
     def drain(self) -> None:
         """Take in what has arrived, then judge whether the draft is silent."""
@@ -205,14 +204,14 @@ class DraftClient:
         if isinstance(message, Candidate):
             self._receive_candidate(message)
             return
-        record_message(self.recorder, "receive", message)
+        self.recorder.message("receive", message)
         if isinstance(message, (Progress, Refused)):
             self._receive_counts(message)
         else:
             self.connection.count_nonsense()
 
     def _receive_candidate(self, message: Candidate) -> None:
-        sequence, reception, num_ready = self._sequences.get(message.sequence_id), "stale", 0
+        sequence, reception = self._sequences.get(message.sequence_id), "stale"
         if sequence is not None:  # else it has ended
             if sequence.at_draft is not None and message.incarnation == self.connection.incarnation:
                 sequence.at_draft.on_answer(self.recorder.now_ns())
@@ -220,8 +219,7 @@ class DraftClient:
                 reception = sequence.receive(message)
             except PeerProtocolError:
                 reception = "refused"
-            num_ready = sequence.session.num_candidates
-        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
+        self.recorder.message("receive", message, reception)
         if reception == "refused":
             self.connection.count_nonsense()
         else:
@@ -261,7 +259,7 @@ class DraftClient:
         """Send to the draft, if there is one; False where there is none, or none any more."""
         if self.connection.link is None:
             return False
-        record_message(self.recorder, "send", message)
+        self.recorder.message("send", message)
         return self.connection.send(message)
 
     def _lost(self, reason: str) -> None:

@@ -22,7 +22,6 @@ class DraftSequence:
     verdict: Verdict | None = None
     """The newest that was not applied yet; it replaces earlier ones."""
     busy_ns: int = 0
-    num_steps: int = 0
     num_drafted: int = 0
     num_rollbacks: int = 0
     verdict_clock: VerdictClock = field(default_factory=VerdictClock)
@@ -54,41 +53,38 @@ class DraftSequence:
         if transition is None:
             return False
         self.num_rollbacks += transition.num_discarded > 0
-        self.verdict_clock.heard(start_ns, goes_on=self.manager.can_wait)
+        self.verdict_clock.on_verdict(start_ns, goes_on=self.manager.can_wait)
         self.account(
             "rollback" if transition.num_discarded else "advance",
             start_ns,
             num_discarded=transition.num_discarded,
             num_adopted=len(transition.token_ids),
             committed_length=self.manager.session.base,
-            epoch=self.manager.session.epoch,
-            kept_steps=None if self.manager.session.is_chain else [node.step for node in transition.kept],
+            kept_steps=None if self.manager.session.tree.is_chain else [node.step for node in transition.kept],
         )
         return True
 
-    def stepped(self, num_tokens: int, step_ns: int, start_ns: int, end_ns: int) -> None:
+    def on_step(self, num_tokens: int, step_ns: int, start_ns: int, end_ns: int) -> None:
         """Count a step of `step_ns`, of which `start_ns` to `end_ns` was for this sequence.
 
         `num_tokens`: computed nodes of a tree, or tokens added to a chain.
         """
-        self.num_steps += 1
         self.num_drafted += num_tokens
         self.step_ns = step_ns
-        self.verdict_clock.stepped(step_ns)
+        self.verdict_clock.on_step(step_ns)
         self.account("draft_step", start_ns, end_ns, num_tokens=num_tokens, length=self.manager.length)
 
     def offer(self) -> Candidate | None:
         """The next message of candidates; None while there are too few."""
         candidate = self.manager.session.offer(self.step_ns)
         if candidate is not None and candidate.token_ids:
-            self.verdict_clock.sent(self.recorder.now_ns())
+            self.verdict_clock.on_candidates(self.recorder.now_ns())
         return candidate
 
     def progress(self) -> Progress:
         """The counts so far."""
         return Progress(
             sequence_id=self.sequence_id,
-            num_steps=self.num_steps,
             num_drafted=self.num_drafted + self.manager.num_looked_up,
             num_rollbacks=self.num_rollbacks,
             busy_ns=self.busy_ns,

@@ -16,13 +16,12 @@ from amusd.drafters.base import Drafter, Expansion
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.logs import warn_once
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
-from amusd.protocol.draft_session import Guesses, Node, next_nodes
+from amusd.protocol.draft_tree import Guesses, Node, next_nodes
 from amusd.protocol.messages import Close, Features, Message, Open, Refused, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.acceptance import certain
 from amusd.tracing.events import NO_SEQUENCE
-from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Link
 
@@ -94,7 +93,7 @@ class DraftWorker:
         """Compute one step for sequences with work, and send the result. Raises `PeerLostError`."""
         alike: dict[tuple[str, bool], list[DraftSequence]] = defaultdict(list)
         for sequence in self.working:
-            alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
+            alike[sequence.drafter_name, sequence.manager.session.tree.is_chain].append(sequence)
         for kind, working in alike.items():
             self._compute(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)))
             for sequence in working:
@@ -109,18 +108,18 @@ class DraftWorker:
         step_ns = self.recorder.now_ns() - start_ns
         nums_done = [*accumulate((len(nodes) for nodes, _ in shares), initial=0)]
         if all(node.parent for nodes, _ in shares for node in nodes):  # not for a root: after a miss caches are cold
-            cost.passed(nums_done[-1], step_ns)
+            cost.add(nums_done[-1], step_ns)
         times = pairwise(start_ns + step_ns * number // nums_done[-1] for number in nums_done)
         for sequence, (nodes, found), (begin_ns, end_ns) in zip(sequences, shares, times, strict=True):
             if nodes:
-                sequence.stepped(len(found), step_ns, begin_ns, end_ns)
+                sequence.on_step(len(found), step_ns, begin_ns, end_ns)
 
     def _receive(self) -> None:
         # one step serves all that work, so it waits no longer than any of them would
         patience = min((sequence.patience_seconds for sequence in self.working), default=None)
         message = self._wait() if patience is None else self.link.receive(patience)
         while message is not None:
-            record_message(self.recorder, "receive", message)
+            self.recorder.message("receive", message)
             self._handle(message)
             message = self.link.receive(0.0) if self._running else None
 
@@ -166,7 +165,7 @@ class DraftWorker:
         sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
-        if not manager.session.has_work:  # a drafter of fewer positions: the target need not wait for it
+        if not manager.session.tree.has_work:  # a drafter of fewer positions: the target need not wait for it
             self._send(sequence)
 
     def _free_of(self, name: str) -> dict[int, Drafter]:
@@ -201,12 +200,12 @@ class DraftWorker:
             return
         progress = sequence.progress()
         self._forget(sequence)
-        record_message(self.recorder, "send", progress)
+        self.recorder.message("send", progress)
         self.recorder.flush()  # the target may read the events as soon as it has the counts
         self.link.send(progress)
 
     def _post(self, message: Message) -> None:
-        record_message(self.recorder, "send", message)
+        self.recorder.message("send", message)
         self.link.send(message)
         self._last_sent_ns = self.recorder.now_ns()
 
@@ -238,20 +237,20 @@ def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> l
     A step that computes a root is urgent, since the target has no candidate: it ends once a message is ready.
     `row_share`: see `next_nodes`.
     """
-    chosen = next_nodes([manager.session for manager in managers], row_share)
+    chosen = next_nodes([manager.session.tree for manager in managers], row_share)
     working = [(manager, nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
-    is_urgent = any(manager.session.root in nodes for manager, nodes in working)
+    is_urgent = any(manager.session.tree.root in nodes for manager, nodes in working)
     parts = []
     for manager, nodes in working:
         session, least = manager.session, 1 if is_urgent else manager.drafter.tokens_per_replay
-        num_tokens = min(session.room, max(session.opening.tokens_per_message, least))
-        parts.append(Expansion(session.root, nodes, num_tokens, session.room))
+        num_tokens = min(session.tree.room, max(session.opening.tokens_per_message, least))
+        parts.append(Expansion(session.tree.root, nodes, num_tokens, session.tree.room))
     drafters = [manager.drafter for manager, _ in working]
     found = drafters[0].step(drafters, parts) if drafters else []
     for (manager, nodes), guesses in zip(working, found, strict=True):
         probs: Sequence[bytes] = ()
         if manager.distribution.rule == "rejection":
             probs = manager.drafter.take_draft_probs() or [certain(token_id) for ((token_id, _),) in guesses]
-        manager.session.grow(nodes, guesses, probs)
+        manager.session.tree.grow(nodes, guesses, probs)
     shares = iter(found)
     return [(nodes, next(shares) if nodes else ()) for nodes in chosen]

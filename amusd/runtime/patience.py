@@ -90,7 +90,7 @@ class Silence:
 
     is_too_long: bool = False
     """Whether it is silent for too long."""
-    asked_ns: int | None = None
+    first_unanswered_ns: int | None = None
     """Time of the first unanswered message; None: it owes no answer."""
     waited_ns: int = 0
     """How long any sequence has waited for it."""
@@ -100,7 +100,7 @@ class Silence:
 
     def end(self, first_sign_ns: int | None = None) -> None:
         """The draft owes no answer any more."""
-        self.is_too_long, self.asked_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
+        self.is_too_long, self.first_unanswered_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
         self.first_sign_ns = first_sign_ns
 
     def on_sign(self, now_ns: int) -> bool:
@@ -114,8 +114,8 @@ class Silence:
 
     def expect_answer(self, now_ns: int) -> None:
         """The draft owes an answer from now on, or from an earlier message."""
-        if self.asked_ns is None:
-            self.asked_ns = now_ns
+        if self.first_unanswered_ns is None:
+            self.first_unanswered_ns = now_ns
 
     def seconds_left(self, limit_seconds: float) -> float:
         """How much longer to wait for the draft; 0: not at all."""
@@ -126,7 +126,7 @@ class Silence:
 
         `num_new_tokens`: tokens of sequences that the draft has not begun.
         """
-        seconds = 0.0 if self.asked_ns is None else (now_ns - self.asked_ns) / 1e9
+        seconds = 0.0 if self.first_unanswered_ns is None else (now_ns - self.first_unanswered_ns) / 1e9
         self.is_too_long = seconds > limit_seconds
         is_lost = seconds > SILENCES * limit_seconds + TAKE_IN_SECONDS * num_new_tokens
         return f"it has said nothing for {seconds:.1f} s" if is_lost else None

@@ -54,7 +54,7 @@ class RemoteDrafter(Drafter):
         if sequence is not None and text[: len(known)] == known:
             if new := text[len(known) :]:
                 sequence.append(new)
-                self._client.tell(sequence)
+                self._client.send_verdict(sequence)
             return
         self.close()
         connection = self._client.connection

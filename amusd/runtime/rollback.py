@@ -19,7 +19,8 @@ from amusd.config import Distribution
 from amusd.drafters.base import Drafter
 from amusd.errors import ConfigError, PeerProtocolError
 from amusd.logs import logger, warn_once
-from amusd.protocol.draft_session import DraftSession, Transition
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.draft_tree import Transition
 from amusd.protocol.messages import Features, Open, Verdict
 
 
@@ -54,17 +55,17 @@ class RollbackManager:
     @property
     def has_work(self) -> bool:
         """Something is worth computing before the next verdict."""
-        return self.session.has_work and self.drafter.is_ready
+        return self.session.tree.has_work and self.drafter.is_ready
 
     @property
     def can_wait(self) -> bool:
         """Whether the target has candidates for several verdicts, so nothing is urgent; not for a chain."""
-        return bool(self.session.root.children) and not self.session.is_chain
+        return bool(self.session.tree.root.children) and not self.session.tree.is_chain
 
     @property
     def length(self) -> int:
         """Committed tokens and nodes."""
-        return self.session.base + self.session.num_nodes
+        return self.session.base + self.session.tree.num_nodes
 
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
@@ -72,7 +73,7 @@ class RollbackManager:
         Raises `PeerProtocolError` for an impossible verdict, which changes nothing, and `AssertionError` when the
         drafter could neither follow nor be opened again.
         """
-        transition = self.session.hear(verdict)
+        transition = self.session.receive(verdict)
         if transition is None or not self._has_room():
             return transition
         try:
@@ -81,7 +82,7 @@ class RollbackManager:
         except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
             logger.warning("the drafter could not follow a verdict, and is opened again: %r", error)
             logger.debug("the drafter failed here", exc_info=True)
-            transition = replace(transition, num_discarded=transition.num_discarded + self.session.drop_tree())
+            transition = replace(transition, num_discarded=transition.num_discarded + self.session.tree.drop())
             self._reopen()
         return transition
 
@@ -114,7 +115,7 @@ class RollbackManager:
         """Check that the drafter has what is committed, and look up what may follow."""
         if self.drafter.length != self.session.base:
             raise AssertionError(f"drafter holds {self.drafter.length} tokens, session {self.session.base}")
-        self.num_looked_up += self.session.guess_path(*self.drafter.look_up())
+        self.num_looked_up += self.session.tree.guess_path(*self.drafter.look_up())
 
 
 def _unpack(message: Features) -> Tensor:

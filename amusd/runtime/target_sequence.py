@@ -119,42 +119,42 @@ class TargetSequence(DraftedSequence):
             self.metrics.num_refused += 1
             raise PeerProtocolError(str(error)) from error
         self.metrics.num_stale_candidates += reception != "taken"
-        self.observer.heard(message.step_ns)
+        self.observer.on_step(message.step_ns)
         return reception
 
     def receive_counts(self, counts: Progress) -> None:
         """See `DraftedSequence`."""
-        self.metrics.reported(counts)
+        self.metrics.on_progress(counts)
 
     def lose_draft(self) -> None:
         """See `DraftedSequence`."""
         super().lose_draft()
-        self.metrics.lost_draft()
+        self.metrics.on_draft_lost()
 
     def find_draft(self) -> None:
         """See `DraftedSequence`."""
         self.metrics.num_draft_restarts += self.has_lost_draft
         super().find_draft()
         if self.is_prefilled:
-            self.observer.draft_joined()
+            self.observer.on_draft_joined()
 
-    def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:
+    def decide(self, waited_ns: int, *, has_draft: bool) -> Decision:
         """Ask the policy about the next pass, which could have begun `waited_ns` ago.
 
-        `may_hear`: a draft works on the sequence. Without one the target never waits, and sends every verdict, so that
-        a draft can join again.
+        `has_draft`: a draft that is not silent works on the sequence. Without one the target never waits, and sends
+        every verdict, so that a draft can join again.
         """
         max_rows = self.model.numerics.max_rows(self.session.committed_length - 1)
         most = min(self.session.remaining, max_rows) - 1
         view = self.observer.view(self.session, max_candidates=most, waited_ns=waited_ns)
-        if not may_hear:
+        if not has_draft:
             view = replace(view, may_get_more=False, drafting_pays=True)
         self.view = view
         try:
             decision = self.request.policy.decide(view)
         except ConfigError as error:  # by a policy of the user's own; the other sequences go on
             self.error, decision = error, Verify(0)
-        if isinstance(decision, Wait) and not (may_hear and decision.seconds > 0):  # by a policy of the user's own
+        if isinstance(decision, Wait) and not (has_draft and decision.seconds > 0):  # by a policy of the user's own
             decision = Verify(view.num_candidates)
         self.decision = decision if isinstance(decision, Verify) else Verify(view.num_candidates)
         return decision

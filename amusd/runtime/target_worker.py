@@ -1,4 +1,4 @@
-"""The target's loop over its sequences: gather, decide, verify, commit, tell.
+"""The target's loop over its sequences: gather, decide, verify, commit, send verdicts.
 
 The draft is reached through a `DraftClient`, and the target can always go on alone. The three modes are this loop under
 three policies (`amusd/policies`). A pass serves all sequences at once (docs/batching.md).
@@ -97,7 +97,7 @@ class TargetWorker:
             self._decide(working)
             outputs, times = self._verify(working)
             outcomes = self._commit(working, outputs)
-            self._tell(outcomes)
+            self._send_verdicts(outcomes)
             self._count(outcomes, times)
         self._settle()
 
@@ -141,7 +141,7 @@ class TargetWorker:
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
-        sequence.metrics.prefilled(end_ns - start_ns)
+        sequence.metrics.on_prefill(end_ns - start_ns)
         for other in self._prefilled():
             other.observer.exclude(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
@@ -159,7 +159,7 @@ class TargetWorker:
         while True:
             self.client.drain()
             waited_ns = self.recorder.now_ns() - ready_ns
-            decisions = {each: each.decide(waited_ns, may_hear=self.client.may_hear(each)) for each in working}
+            decisions = {each: each.decide(waited_ns, has_draft=self.client.has_draft(each)) for each in working}
             waits = {sequence: decision for sequence, decision in decisions.items() if isinstance(decision, Wait)}
             if not waits or sum(decision.worth for decision in decisions.values()) <= 0:
                 return
@@ -173,7 +173,7 @@ class TargetWorker:
         for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
             sequence.metrics.wait_ns += end_ns - start_ns
             num_after = sequence.session.num_candidates
-            sequence.observer.waited(end_ns - start_ns, num_before=before, num_after=num_after)
+            sequence.observer.on_wait(end_ns - start_ns, num_before=before, num_after=num_after)
             self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, reason=decision.reason)
 
     def _verify(self, working: Sequence[TargetSequence]) -> tuple[Sequence[ModelOutput], PassTimes]:
@@ -206,12 +206,12 @@ class TargetWorker:
                 self.end(sequence)
         return outcomes
 
-    def _tell(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
-        """Tell the draft what is committed of all sequences at once, so that its next step is for all of them."""
-        told = [each for each in outcomes if each.finish_reason is None and each.decision.tells_draft]
-        self._send_features(told)
-        for sequence in told:
-            self.client.tell(sequence)
+    def _send_verdicts(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
+        """Send the verdicts of all sequences at once, so that the draft's next step is for all of them."""
+        going_on = [each for each in outcomes if each.finish_reason is None and each.decision.sends_verdict]
+        self._send_features(going_on)
+        for sequence in going_on:
+            self.client.send_verdict(sequence)
 
     def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
         """Send the draft the hidden states that its drafters read of committed tokens: one copy from a GPU for all."""
@@ -247,14 +247,12 @@ class TargetWorker:
         self.counts.num_passes += 1
         for sequence, outcome in outcomes.items():
             if outcome.num_accepted:
-                self.client.connection.accepted()
-            session, decision, may_hear = sequence.session, sequence.decision, self.client.may_hear(sequence)
-            is_alone = sequence.request.drafter is not None and not may_hear
+                self.client.connection.on_accepted()
+            session, decision, has_draft = sequence.session, sequence.decision, self.client.has_draft(sequence)
+            is_alone = sequence.request.drafter is not None and not has_draft
             self.counts.add(outcome, is_alone=is_alone)
-            sequence.metrics.passed(committed_ns - sequence.start_ns, times.duration_ns, outcome, is_alone=is_alone)
-            sequence.observer.passed(
-                sequence.view, times, outcome, rests=not decision.tells_draft, is_alone=not may_hear
-            )
+            sequence.metrics.on_pass(committed_ns - sequence.start_ns, times.duration_ns, outcome, is_alone=is_alone)
+            sequence.observer.on_pass(sequence.view, decision, times, outcome, has_draft=has_draft)
             sizes = {"committed_length": session.committed_length, "num_ready": session.num_candidates}
             fields = {**sizes, **asdict(outcome), "reason": decision.reason}
             self.recorder.span("target_pass", times.start_ns, times.end_ns, sequence.sequence_id, **fields)

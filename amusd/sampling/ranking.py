@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from amusd.config import Distribution
-from amusd.protocol.draft_session import Guesses
+from amusd.protocol.draft_tree import Guesses
 from amusd.sampling.noise import code_of, noise_of
 from amusd.sampling.noisy_scores import noisy_scores
 from amusd.sampling.processors import largest_columns

@@ -11,7 +11,7 @@ during a pass are taken in at its end.
     target  prefill
     target  wait                                          (because the policy chose to)
     target  pass        judged                            accepted, tokens (committed), alternatives (scored)
-    target  verdict                                       accepted, tokens (told)
+    target  verdict                                       tokens (committed)
     draft   candidates  in the message                    taken (false: they follow what was rejected)
     draft   rollback
     draft   lost, back
@@ -61,8 +61,8 @@ def lines_of(event: Event) -> list[dict[str, Any]]:
             rolled_back = [_line("draft", "rollback", event) | {"begin": event.end_ns / 1e9}]
             has_missed = event.has_rejected and not event.num_ready
             return [_line("target", "pass", event, **counts), *(rolled_back if has_missed else ())]
-        case MessageEvent(name="send", message="verdict", num_accepted=accepted, num_tokens=tokens):
-            return [_line("target", "verdict", event, accepted=accepted, tokens=tokens)]
+        case MessageEvent(name="send", message="verdict", num_tokens=tokens):
+            return [_line("target", "verdict", event, tokens=tokens)]
         case MessageEvent(name="receive", message="candidate", num_tokens=number) if number:
             return [_line("draft", "candidates", event, candidates=number, taken=event.reception == "taken")]
         case Event(name="target_prefill" | "target_wait" | "draft_lost" | "draft_back"):

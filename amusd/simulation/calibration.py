@@ -15,8 +15,7 @@ from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration, nearest
 from amusd.simulation.tokens import Trace
 from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, DraftPrefill, DraftStep, Event, VerdictTaken, WholeSequence
-from amusd.tracing.messages import Flow
-from amusd.tracing.timeline import Timeline, read_timeline
+from amusd.tracing.timeline import Flow, Timeline, read_timeline
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -24,7 +23,7 @@ Kind = TypeVar("Kind", bound=Event)
 def calibrate(run_directory: Path, drafter: str) -> tuple[Costs, tuple[Trace, ...], float | None]:
     """Costs of a run, a trace for each sequence in which a draft token was compared, and `accept_next` if known.
 
-    `drafter`: the one that counts. Raises `ConfigError` if the events do not suffice.
+    `drafter`: whose sequences count. Raises `ConfigError` if the events do not suffice.
     """
     try:
         timeline = read_timeline(run_directory)
@@ -50,7 +49,7 @@ def calibrate(run_directory: Path, drafter: str) -> tuple[Costs, tuple[Trace, ..
 
 
 def _costs_of(parts: Sequence[Timeline]) -> Costs:
-    """All times. Link times are medians, because both processes time a message."""
+    """All costs. Link times are medians, because both processes time a message."""
     target, draft = (list(chain.from_iterable(events)) for events in zip(*parts, strict=True))
     to_target = _delay(chain.from_iterable(part.to_target for part in parts), _work_of(target, "target_wait"))
     to_draft = _delay(chain.from_iterable(part.to_draft for part in parts), _work_of(draft, "draft_wait"))

@@ -21,7 +21,7 @@ from amusd.drafters.base import Drafter, Expansion
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.policies.factory import make_policy
-from amusd.protocol.draft_session import Guesses, Transition
+from amusd.protocol.draft_tree import Guesses, Transition
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
@@ -105,10 +105,7 @@ class Simulator:
             Direction(self.costs.to_target, self._random("to target")),
         )
         where = None if events_folder is None else as_format(events_folder)
-        recorders = [
-            Recorder("target", where, clock.target_clock),
-            Recorder("draft", where, clock.draft_clock),
-        ]
+        recorders = [Recorder("target", where, clock.target_clock), Recorder("draft", where, clock.draft_clock)]
         timeline = Timeline([], [])
         for recorder, events in zip(recorders, timeline, strict=True):
             recorder.listeners = (events.append,)

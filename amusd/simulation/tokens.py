@@ -85,7 +85,7 @@ def all_guesses(
 
 
 def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Answer, ...]:
-    """The traces, unknown tokens drawn at the rate of each trace's known ones, of which there are some."""
+    """Answers like the traces: unknown tokens are drawn at the rate of the trace's known ones; each has some."""
     answers = []
     for index, trace in enumerate(traces):
         rate = statistics.fmean(known for known in trace if known is not None)

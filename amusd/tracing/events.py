@@ -107,7 +107,6 @@ class VerdictTaken(Event, frozen=True, kw_only=True):
     num_adopted: int
     """The target's own tokens that the draft lacked."""
     committed_length: int
-    epoch: int
     kept_steps: list[int] | None = None
     """Trees: for each committed token in the tree, the step (from 1) that drafted it; 0: looked up."""
 
@@ -126,11 +125,10 @@ class MessageEvent(Event, frozen=True, kw_only=True):
     first: int | None = None
     base: int | None = None
     start: int | None = None
-    """Verdicts, as `num_accepted` and `epoch`, and features."""
-    num_accepted: int | None = None
+    """Verdicts, as `epoch`, and features."""
     epoch: int | None = None
     reception: str | None = None
-    num_ready: int | None = None
+    """Received candidates: `taken`, `contradicted`, `stale` or `refused`."""
 
 
 DRAFT_WORK = ("draft_prefill", "draft_step", "advance", "rollback")

@@ -93,12 +93,12 @@ class GenerationMetrics(TargetCounts):
     draft: Progress | None = None
     """None: no draft took part, or it was lost before it could report."""
 
-    def prefilled(self, duration_ns: int) -> None:
+    def on_prefill(self, duration_ns: int) -> None:
         """Count a part of the prompt."""
         self.prefill_ns += duration_ns
         self.first_token_ns = self.total_ns = self.prefill_ns
 
-    def passed(self, elapsed_ns: int, duration_ns: int, outcome: PassOutcome, *, is_alone: bool = False) -> None:
+    def on_pass(self, elapsed_ns: int, duration_ns: int, outcome: PassOutcome, *, is_alone: bool = False) -> None:
         """Count a pass, whose tokens were committed `elapsed_ns` after the request.
 
         `is_alone`: the wanted draft was lost or silent.
@@ -117,12 +117,12 @@ class GenerationMetrics(TargetCounts):
         if outcome.num_judged:
             self.acceptance[outcome.num_judged, outcome.num_accepted] += 1
 
-    def reported(self, progress: Progress) -> None:
+    def on_progress(self, progress: Progress) -> None:
         """Take in the draft's newest counts, unless one was lost."""
         if not self.num_draft_losses:
             self.draft = progress
 
-    def lost_draft(self) -> None:
+    def on_draft_lost(self) -> None:
         """Count a lost draft, and drop its counts, which are not complete."""
         self.num_draft_losses += 1
         self.draft = None

@@ -1,20 +1,21 @@
-"""Spans and instants of one worker, kept in memory while it decodes and written as JSON lines afterwards.
+"""The events of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O, formatting or lock on the hot
-path. Names and fields are those of `tracing/events.py`.
+Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O, formatting or lock on the hot path. Names
+and fields are those of `events.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import json
 
 from amusd.clock import MONOTONIC, Clock
 from amusd.logs import logger
-from amusd.tracing.events import EVENT_CLASSES, Event, EventName
+from amusd.protocol.messages import Candidate, Features, Message, Verdict
+from amusd.tracing.events import EVENT_CLASSES, NO_SEQUENCE, Event, EventName
 
 SEQUENCES_PER_RUN = 1 << 32
 """Run `i` has the sequence ids from `i * SEQUENCES_PER_RUN` on."""
@@ -29,9 +30,9 @@ class Recorder:
     """
 
     def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:
-        """`events`: the folder of a run's events as a format of its number: `/sweep/{run}/events` (`as_format`).
+        """`events`: a format string for the folder of a run's events, such as `/sweep/{run}/events` (`as_format`).
 
-        None: they go to no file, and `flush` forgets them.
+        None: events go to no file, and `flush` forgets them.
         """
         self.role = role
         self.now_ns = clock.now_ns
@@ -55,6 +56,16 @@ class Recorder:
         """Record something that happened now."""
         now = self.now_ns()
         self.span(name, now, now, sequence_id, **fields)
+
+    def message(self, name: Literal["send", "receive"], message: Message, reception: str | None = None) -> None:
+        """Record that `message` is being sent, before it is, or was received."""
+        fields = {field: getattr(message, field, None) for field in ("first", "base", "start", "epoch")}
+        if isinstance(message, Features):
+            fields["num_tokens"] = message.end - message.start
+        elif isinstance(message, (Candidate, Verdict)):
+            fields["num_tokens"] = len(message.token_ids)
+        sequence_id = getattr(message, "sequence_id", NO_SEQUENCE)
+        self.instant(name, sequence_id, message=type(message).__name__.lower(), reception=reception, **fields)
 
     @property
     def folder(self) -> Path | None:

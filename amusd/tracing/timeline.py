@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import convert, json
 
-from amusd.tracing.events import EVENT_CLASSES, DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
-from amusd.tracing.messages import Flow, match_messages
+from amusd.tracing.events import EVENT_CLASSES, DraftPrefill, DraftStep, Event, MessageEvent, TargetPass, VerdictTaken
 
 Fate: TypeAlias = Literal["accepted", "overtaken", "wasted"]
 """How a drafted token ended. `overtaken`: right, but the target chose it before the candidate could be judged."""
 
 Step: TypeAlias = tuple[DraftStep, dict[Fate, int]]
 """A draft step, and the number of its tokens by fate."""
+
+Flow: TypeAlias = tuple[MessageEvent, MessageEvent]
+"""One message: the events of its sending and of its receiving."""
+
+_description = attrgetter("sequence_id", "message", "num_tokens", "first", "base", "start", "epoch")
 
 
 class Timeline(NamedTuple):
@@ -55,8 +62,8 @@ class Timeline(NamedTuple):
     def steps(self) -> list[Step]:
         """The draft steps of one sequence, in order.
 
-        A token that the draft still held when its position was committed was accepted there. Each verdict on a tree
-        says which steps foresaw it. The last pass of an answer sends none, so what it accepted is not found.
+        A chain's token is right if the draft still held it when its position was committed. For a tree, each verdict
+        names the steps that foresaw it. The last pass of an answer sends no verdict, so what it accepted is not found.
         """
         accepted = {each.start_length + place for each in self.passes for place in range(each.num_accepted)}
         steps: list[Step] = []
@@ -89,6 +96,23 @@ class Timeline(NamedTuple):
             fates["wasted"] -= 1
             fates["accepted" if position in accepted else "overtaken"] += 1
         return steps
+
+
+def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
+    """The messages of one direction that arrived, in order; without what only one side recorded.
+
+    A link keeps its order and loses whole messages: those received are those sent, in order, less the lost ones.
+    """
+    flows: list[Flow] = []
+    sent = [event for event in sender if isinstance(event, MessageEvent) and event.name == "send"]
+    descriptions = [_description(event) for event in sent]
+    place = -1
+    for received in receiver:
+        if isinstance(received, MessageEvent) and received.name == "receive":
+            with suppress(ValueError):  # its sender did not record it
+                place = descriptions.index(_description(received), place + 1)
+                flows.append((sent[place], received))
+    return flows
 
 
 def read_timeline(run_directory: Path) -> Timeline:

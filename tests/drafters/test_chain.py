@@ -34,8 +34,8 @@ def test_neither_a_step_nor_a_verdict_copies_the_text(kind: str) -> None:
         if number == 2:  # the lists have grown
             tracemalloc.start()
         draft_step([manager])
-        (likeliest,) = manager.session.root.children
-        manager.apply(Verdict(1, 1, 0, manager.session.base, (likeliest.token_id, 48), 0))
+        (likeliest,) = manager.session.tree.root.children
+        manager.apply(Verdict(1, 1, 0, manager.session.base, (likeliest.token_id, 48)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < NUM_TOKENS, "a list of the text has eight bytes a token"

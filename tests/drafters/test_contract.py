@@ -25,7 +25,7 @@ from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.models.attention import register_attention
 from amusd.models.numerics import Numerics
-from amusd.protocol.draft_session import Transition
+from amusd.protocol.draft_tree import Transition
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
 

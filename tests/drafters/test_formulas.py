@@ -30,7 +30,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
-from amusd.protocol.draft_session import MIN_PROBABILITY, Node
+from amusd.protocol.draft_tree import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def root(self) -> Node:
-        return self.manager.session.root
+        return self.manager.session.tree.root
 
     def known(self) -> dict[int, Tensor]:
         return {position: self.features[position] for position in sorted(self.sent)}
@@ -90,7 +90,7 @@ class Pair:
             draft_step([self.manager])
 
     def commit(self, *token_ids: int) -> None:
-        self.manager.apply(Verdict(1, 1, 0, len(self.committed), token_ids, 0))
+        self.manager.apply(Verdict(1, 1, 0, len(self.committed), token_ids))
 
     def some_path(self) -> list[Node]:
         path = [self.root]

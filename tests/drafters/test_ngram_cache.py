@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from amusd.config.engine import MAX_MATCH
 from amusd.drafters.ngram import CHANCES, MAX_CONTINUATIONS, WEIGHTS, EarlierAnswers, NgramCache, NgramDrafter
-from amusd.protocol.draft_session import Node
+from amusd.protocol.draft_tree import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
@@ -99,7 +99,7 @@ def answered(drafter: NgramDrafter, prompt: Sequence[int], answer: Sequence[int]
     manager.open()
     for start in range(0, len(answer), 3):
         draft_step([manager])
-        manager.apply(Verdict(1, 1, 0, manager.session.base, tuple(answer[start : start + 3]), 0))
+        manager.apply(Verdict(1, 1, 0, manager.session.base, tuple(answer[start : start + 3])))
     draft_step([manager])
     manager.close()
     manager.close()

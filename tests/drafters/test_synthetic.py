@@ -12,7 +12,7 @@ from amusd.drafters.model import ModelDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
-from amusd.protocol.draft_session import Transition
+from amusd.protocol.draft_tree import Transition
 from amusd.protocol.messages import Open
 from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
@@ -68,6 +68,6 @@ def test_under_the_ratio_test_what_replaces_the_model_s_draws_is_certain() -> No
     manager.open()
     for _ in range(4):
         draft_step([manager])
-    nodes = [*manager.session.root.below()]
+    nodes = [*manager.session.tree.root.below()]
     assert [node.probs for node in nodes] == [certain(node.token_id) for node in nodes]
     assert len(nodes) == len([call for call in model.calls if call[0] == "run"]) == 4

@@ -19,7 +19,7 @@ from amusd.drafters import factory
 from amusd.drafters.base import Drafter
 from amusd.models.attention import register_attention
 from amusd.models.passes import ModelOutput, Rows
-from amusd.protocol.draft_session import Node
+from amusd.protocol.draft_tree import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
@@ -87,7 +87,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
 def tree_of(manager: RollbackManager) -> list[object]:
     return [
         (node.position, node.token_id, pytest.approx(node.probability, rel=1e-3), node.computed, node.probs)
-        for node in manager.session.root.below()
+        for node in manager.session.tree.root.below()
     ]
 
 
@@ -96,14 +96,14 @@ def numbers_of(made: Sequence[tuple[Sequence[object], Sequence[object]]]) -> lis
 
 
 def some_verdict(manager: RollbackManager, rng: random.Random) -> Verdict:
-    node: Node = manager.session.root
+    node: Node = manager.session.tree.root
     tokens: list[int] = []
     while node.children and rng.random() < 0.7:
         node = rng.choice(node.children)
         tokens.append(node.token_id)
     tokens += rng.choices(range(12), k=rng.choice([0, 1, 1, 2, 12]) if tokens else 1)
     base = manager.session.base
-    return Verdict(manager.session.sequence_id, 1, 0, base, tuple(tokens[: MAX_LENGTH - base]), 0)
+    return Verdict(manager.session.sequence_id, 1, 0, base, tuple(tokens[: MAX_LENGTH - base]))
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])

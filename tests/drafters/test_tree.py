@@ -18,7 +18,8 @@ from amusd.drafters.base import Expansion
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import ACCEPT_NEXT, SyntheticDrafter
-from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.draft_tree import MAX_NODES, MIN_PROBABILITY, Guesses, Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runner.model_runner import ModelRunner
 from amusd.sampling.ranking import Mixture, Ranking
@@ -61,33 +62,33 @@ class Checked:
         self.drafter = ModelDrafter(self.model, ngrams)
         self.drafter.set_distribution(distribution)
         self.drafter.open(self.prompt, MAX_LENGTH, fan_out)
-        self.session.guess_path(*self.drafter.look_up())
+        self.session.tree.guess_path(*self.drafter.look_up())
         self.num_compared = 0
         self.check_slots()
 
     def compute(self) -> None:
-        root, nodes = self.session.root, nodes_of(self.session)
+        root, nodes = self.session.tree.root, nodes_of(self.session)
         if not nodes:
             return
         (found,) = self.drafter.step([self.drafter], [Expansion(root, nodes)])
         for node, guesses in zip(nodes, found, strict=True):
             self.compare(guesses, path_to(node))
-            self.session.grow([node], [guesses])
+            self.session.tree.grow([node], [guesses])
         self.check_slots()
 
     def commit(self, token_ids: Sequence[int]) -> None:
         room = MAX_LENGTH - self.session.base
-        verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]), 0)
-        transition = self.session.hear(verdict)
+        verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]))
+        transition = self.session.receive(verdict)
         if transition is None:
             return
         self.drafter.follow(transition)
         assert self.drafter.length == self.session.base
-        self.session.guess_path(*self.drafter.look_up())
+        self.session.tree.guess_path(*self.drafter.look_up())
         self.check_slots()
 
     def some_path(self, length: int) -> list[int]:
-        node, found = self.session.root, []
+        node, found = self.session.tree.root, []
         while node.children and len(found) < length:
             node = self.rng.choice(node.children)
             found.append(node.token_id)
@@ -115,7 +116,7 @@ class Checked:
         nodes = [path[-1] for path in slots._paths.values()]
         assert sorted([*prefix, *nodes, *slots._free]) == list(range(tiny.MAX_LENGTH + MAX_NODES))
         assert len(prefix) + len(slots._pending) == self.session.base
-        computed = {node for node in self.session.root.below() if node.computed}
+        computed = {node for node in self.session.tree.root.below() if node.computed}
         assert set(slots._paths) == computed
 
 

@@ -25,7 +25,7 @@ from amusd.drafters.base import Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
-from amusd.protocol.draft_session import Node
+from amusd.protocol.draft_tree import Node
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
 FILTERS = Distribution(temperature=0.3, top_k=40, top_p=0.95, seed=3)

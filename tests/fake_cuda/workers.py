@@ -9,7 +9,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
 from amusd.drafters.model import ModelDrafter
 from amusd.policies.schedules import AutoregressivePolicy
-from amusd.protocol.draft_session import Node, Transition
+from amusd.protocol.draft_tree import Node, Transition
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession

@@ -80,13 +80,13 @@ class WatchedDraft(DraftWorker):
         counts, session = self.process.world.counts, sequence.manager.session
         counts["rollback"] += sequence.num_rollbacks - before
         counts["stale verdict"] += has_verdict and not has_advanced
-        has_tree = bool(session.root.children) and not session.is_chain
+        has_tree = bool(session.tree.root.children) and not session.tree.is_chain
         counts["adoption"] += has_advanced and has_tree and sequence.num_rollbacks == before
         return has_advanced
 
     def _send(self, sequence: DraftSequence) -> None:
         manager: Any = sequence.manager
-        self._ghosts = manager.drafter.ghosts(manager.session.root, manager.session._unsent)
+        self._ghosts = manager.drafter.ghosts(manager.session.tree.root, manager.session.tree.unsent)
         super()._send(sequence)
 
     def _post(self, message: Message) -> None:

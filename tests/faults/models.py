@@ -14,7 +14,7 @@ from amusd.drafters.base import Drafter
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.protocol import prefix_hash
-from amusd.protocol.draft_session import Guesses, Node, Transition
+from amusd.protocol.draft_tree import Guesses, Node, Transition
 
 VOCAB_SIZE = 7
 CHUNK = 2

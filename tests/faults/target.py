@@ -114,7 +114,7 @@ class WatchedTarget(TargetWorker):
         for sequence, (num_accepted, num_alternatives) in zip(outcomes, before, strict=True):
             session, own = sequence.session, sequence.metrics
             self.watch.committed(session)
-            self.world.counts["rest"] += not sequence.decision.tells_draft
+            self.world.counts["rest"] += not sequence.decision.sends_verdict
             self.world.counts["alternative accepted"] += own.num_accepted_alternatives - num_alternatives
             accepted = own.num_accepted - num_accepted
             self.world.note(

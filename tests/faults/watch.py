@@ -94,7 +94,7 @@ class Watch:
         if session.base < base_before:
             raise Violation("I4: the draft's base went back")
         self._drafts[incarnation, session.sequence_id] = session.epoch, session.base
-        end = 1 + max((node.position for node in session.root.below()), default=0)
+        end = 1 + max((node.position for node in session.tree.root.below()), default=0)
         if end > min(session.base + session.opening.max_lookahead, session.opening.max_length):
             raise Violation("R1: the draft runs too far ahead")
         if self._answers[session.sequence_id].committed[: session.base] != session.committed:

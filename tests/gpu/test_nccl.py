@@ -25,7 +25,7 @@ pytestmark = [
 
 NONCE = 0xFEEDFACE12345678
 NCCL = TransportConfig(kind="nccl")
-SHORT = Verdict(1, 1, 0, 0, (5,), 0)
+SHORT = Verdict(1, 1, 0, 0, (5,))
 LONG = Open(1, 1, tuple(range(200_000)), 300_000, "embedded", 16, 1)
 ECHO = """
 import sys

@@ -14,7 +14,8 @@ from protocol.sessions import Unhashed, nodes_of
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.candidate_tree import CandidateNode
-from amusd.protocol.draft_session import DraftSession, Node
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.draft_tree import Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
@@ -105,7 +106,7 @@ def test_a_draft_may_only_go_on_where_the_models_may(model: ProtocolModel, reach
             for node in nodes:
                 if len(draft.tree) < model.bounds.max_nodes:
                     assert path_to(node) in proposals or node.children
-            session.grow(nodes, [[] for _ in nodes])
+            session.tree.grow(nodes, [[] for _ in nodes])
 
 
 # A session in a state of the model
@@ -155,13 +156,13 @@ def draft_session(model: ProtocolModel, draft: Draft) -> DraftSession:
         fan_out=bounds.fan_out,
     )
     session = DraftSession(opening)
-    nodes: dict[Values, Node] = {(): session.root}
+    nodes: dict[Values, Node] = {(): session.tree.root}
     for drafted in draft.tree:
         parent = nodes[drafted.path[:-1]]
         parent.computed = True
-        nodes[drafted.path] = session._guess(parent, drafted.path[-1], 1.0, 0)
+        nodes[drafted.path] = session.tree._guess(parent, drafted.path[-1], 1.0, 0)
         nodes[drafted.path].number = drafted.number
-    session._unsent = [node for node in session._unsent if not node.number]
+    session.tree.unsent = [node for node in session.tree.unsent if not node.number]
     session.epoch = draft.epoch
     session._next_number = draft.next_number
     return session
@@ -198,11 +199,10 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
         epoch=verdict.epoch,
         start=ORIGIN + verdict.start,
         token_ids=verdict.values,
-        num_accepted=0,
     )
 
     def act() -> object:
-        session.hear(message)
+        session.receive(message)
         return session_draft_facts(session)
 
     return outcome(act, PeerProtocolError)
@@ -257,6 +257,6 @@ def draft_facts(draft: Draft) -> object:
 
 
 def session_draft_facts(session: DraftSession) -> object:
-    offered = sorted((node for node in session.root.below() if node.number), key=lambda node: node.number)
-    tree = tuple((node.number, path_to(node)) for node in (*offered, *session._unsent))
+    offered = sorted((node for node in session.tree.root.below() if node.number), key=lambda node: node.number)
+    tree = tuple((node.number, path_to(node)) for node in (*offered, *session.tree.unsent))
     return session.opening.incarnation, session.epoch, session.committed[ORIGIN:], tree, session._next_number

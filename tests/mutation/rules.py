@@ -201,8 +201,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a token without text is the context of the next one": ("or len(self._window) >= _MAX_WINDOW", "is not None"),
     },
     ("amusd/policies/estimates.py", "tests/policies/test_estimates.py"): {
-        "a rest that pays does not grow": ("min(4 * self._rest, LONGEST)", "self._rest"),
-        "a rest that does not pay is soon tried again": ("min(2 * max(self._look, FIRST_LOOK), LONGEST)", "FIRST_LOOK"),
         "a step that was held up makes rows dear": ("if num >= 1 and ns", "if num < 0 and ns"),
         "passes that stay slow are stalls for ever": ("tuple(ROW_MEMORY * past for", "tuple(1.0 * past for"),
         "a row may cost more than a pass": ("= min(max(0.0, slope), most_ns)", "= max(0.0, slope)"),
@@ -219,11 +217,24 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "a draft that is too modest is corrected upwards": ("min(1.0, self._corr", "max(0.0, self._corr"),
     },
+    ("amusd/policies/observer.py", "tests/policies/test_estimates.py"): {
+        "a pause that pays does not grow": ("min(4 * self._pause_passes, LONGEST)", "self._pause_passes"),
+        "a pause that does not pay is soon tried again": (
+            "min(2 * max(self._drafting_passes, FIRST_DRAFTING), LONGEST)",
+            "FIRST_DRAFTING",
+        ),
+    },
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
-        "a draft is silent into the next answer": ("= True\n        self._silent_at = None\n", "= True\n"),
+        "a draft is silent into the next answer": (
+            "self._silent_at: int | None = None",
+            'self._silent_at = vars(self).get("_silent_at")',
+        ),
         "a draft that is silent stays so when it brings more": (" and num_candidates <= self._silent_at", ""),
-        "passes without a draft count as its own": ("        if not is_alone:\n", "        if True:\n"),
-        "the time between two answers is the pass's": ("        self._last_end_ns = None\n        ", "        "),
+        "passes without a draft count as its own": ("        if has_draft:\n", "        if True:\n"),
+        "the time between two answers is the pass's": (
+            "self._last_end_ns: int | None = None",
+            'self._last_end_ns = vars(self).get("_last_end_ns")',
+        ),
     },
     ("amusd/policies/schedules.py", "tests/policies/test_policies.py"): {
         "auto waits for a draft that is silent": ("not view.can_grow or view.draft_is_silent", "not view.can_grow"),
@@ -240,27 +251,37 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py tests/protocol/test_sessions.py"): {
         "an opening with too many tokens is taken": ("not 1 <= len(opening.token_ids) <= opening.max_length", "False"),
         "a verdict may change what was committed": ("tuple(self._prefix.token_ids[verdict.start :]) !", "() and () !"),
-        "a verdict for an earlier life is heard": ("and verdict.incarnation == self.opening.incarnation", ""),
+        "a verdict for an earlier life is taken in": ("and verdict.incarnation == self.opening.incarnation", ""),
         "a chain says that it has ended, again and again": ("(self._said_no_more and not", "(not"),
-        "the draft runs no further ahead after a verdict": ("(new)\n        self._limit = self._next_limit()", "(new)"),
     },
-    ("amusd/protocol/draft_session.py", "tests/protocol/test_trees.py"): {
+    ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
+        "every node claims to follow the root": ("node.parent.number if node.parent else 0", "0"),
+        "numbers are given twice": ("= verdict.epoch\n", "= verdict.epoch\n            self._next_number = 1\n"),
+        "the draft does not notice that something was lost": ("if verdict.epoch > self.epoch:", "if False:"),
+        "an old verdict is applied again": (" > (self.base, self.epoch)", " > (0, 0)"),
+    },
+    ("amusd/protocol/draft_tree.py", "tests/protocol/test_sessions.py"): {
+        "the draft runs no further ahead after a verdict": (
+            "self._limit = min(",
+            'self._limit = vars(self).get("_limit") or min(',
+        ),
+    },
+    ("amusd/protocol/draft_tree.py", "tests/protocol/test_trees.py"): {
         "what was looked up is guessed again": ("            if token_id in known:\n                continue\n", ""),
         "an unlikely guess is forgotten for good": ("unmade.append((token_id, weight))", "pass"),
         "probabilities stay relative to the old root": ("            node.probability /= root.probability\n", ""),
         "a tree that has much ready is as needy as one that has nothing": (" / (1.0 + self._num_ready)", ""),
         "what is ready is not counted again after a verdict": ("self._num_ready += node.probability\n            ", ""),
-        "nodes may stand at the last position": ("self.opening.max_length - 1,", "self.opening.max_length,"),
+        "nodes may stand at the last position": ("min(opening.max_length - 1,", "min(opening.max_length,"),
     },
-    ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
-        "the tree is kept behind a token that was not in it": ("node if is_foreseen else self._new_root()", "node"),
-        "every node claims to follow the root": ("node.parent.number if node.parent else 0", "0"),
-        "numbers are given twice": ("= verdict.epoch\n", "= verdict.epoch\n            self._next_number = 1\n"),
-        "the draft does not hear that something was lost": ("if verdict.epoch > self.epoch:", "if False:"),
-        "what was lost is not offered again": ("self._unsent = offered + self._unsent", "pass"),
-        "an old verdict is applied again": (" > (self.base, self.epoch)", " > (0, 0)"),
+    ("amusd/protocol/draft_tree.py", "tests/model_checking/test_transitions.py"): {
+        "the tree is kept behind a token that was not in it": (
+            "node if is_foreseen else _root(",
+            "node if True else _root(",
+        ),
+        "what was lost is not offered again": ("self.unsent = offered + self.unsent", "pass"),
     },
-    ("amusd/protocol/draft_session.py", "tests/runtime/test_branching.py"): {
+    ("amusd/protocol/draft_tree.py", "tests/runtime/test_branching.py"): {
         "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= max_steps", "False"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_sessions.py tests/protocol/test_fuzz.py"): {
@@ -316,7 +337,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a draft that serves others is waited for in each pass": ("sequence.at_draft.waited_ns += waited_ns", "pass"),
         "an absent draft is silent": (" or self.connection.link is None", ""),
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
-        "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
+        "a silent draft is told of each pass": ("if is_due or self.has_draft(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": (
             "if is_due and not state.is_answered",
             "if False",
@@ -385,8 +406,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/target_sequence.py", "tests/faults/test_simulation.py"): {
         "L1: the target does not go on without a candidate": (
-            "        if isinstance(decision, Wait) and not (may_hear and decision.seconds > 0):",
-            "        if not (view.num_candidates or may_hear):\n            decision = Wait(0.05)\n        elif False:",
+            "        if isinstance(decision, Wait) and not (has_draft and decision.seconds > 0):",
+            "        if not (has_draft or view.num_candidates):\n            decision = Wait(0.05)\n        if False:",
         ),
     },
     ("amusd/protocol/wire.py", "tests/faults/test_simulation.py"): {

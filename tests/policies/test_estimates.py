@@ -10,17 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from amusd.policies.estimates import (
-    DEVIATIONS,
-    DRAFT_ROW_SHARE,
-    FIRST_LOOK,
-    FIRST_REST,
-    FORESEEN_MEMORY,
-    SECOND_LOOK,
-    DraftingSwitch,
-    RowCost,
-    VerdictClock,
-)
+from amusd.policies.estimates import DEVIATIONS, DRAFT_ROW_SHARE, FORESEEN_MEMORY, RowCost, VerdictClock
+from amusd.policies.observer import FIRST_DRAFTING, FIRST_PAUSE, LATER_DRAFTING, DraftingSwitch
 
 # Whether drafting pays: found by trying, at little cost
 
@@ -42,7 +33,7 @@ class Pair:
             seconds = 0.01 * noise * (1 if rests else self.slowdown)
             whole = int(self.num_tokens)
             committed = 1 if rests else whole + (self.random.random() < self.num_tokens - whole)
-            self.switch.passed(committed, seconds, seconds, rests=rests)
+            self.switch.on_pass(committed, seconds, seconds, is_plain=rests)
             num_tokens -= committed
             self.num_rests += rests
             self.seconds += seconds
@@ -52,7 +43,7 @@ class Pair:
 
 def test_a_rest_is_tried_once_where_drafting_pays_and_never_where_it_pays_twice() -> None:
     pair = Pair(1.6, 1.1).decode(5000)
-    assert pair.num_rests == FIRST_REST
+    assert pair.num_rests == FIRST_PAUSE
     assert pair.switch.plain_tokens_per_second == pytest.approx(100)
     assert Pair(2.2, 1.0).decode(5000).num_rests == 0
 
@@ -66,10 +57,10 @@ def test_a_rest_grows_while_it_pays() -> None:
             phases.append((pays, 0))
         phases[-1] = pays, phases[-1][1] + 1
         seconds = 0.012 if pays else 0.01
-        switch.passed(1, seconds, seconds, rests=not pays)
+        switch.on_pass(1, seconds, seconds, is_plain=not pays)
     lengths = [length for _, length in phases]
-    assert lengths[:4] == [FIRST_LOOK, FIRST_REST, SECOND_LOOK, 4 * FIRST_REST]
-    assert lengths[4:7] == [SECOND_LOOK, 16 * FIRST_REST, SECOND_LOOK]
+    assert lengths[:4] == [FIRST_DRAFTING, FIRST_PAUSE, LATER_DRAFTING, 4 * FIRST_PAUSE]
+    assert lengths[4:7] == [LATER_DRAFTING, 16 * FIRST_PAUSE, LATER_DRAFTING]
 
 
 def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
@@ -80,10 +71,14 @@ def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
         pays = switch.drafting_pays
         rests += [number] if not pays else []
         seconds = 0.01 if pays and number % 10 == 0 else 0.015
-        switch.passed(1, 0.0151 - 0.0002 * pays, seconds, rests=not pays)
+        switch.on_pass(1, 0.0151 - 0.0002 * pays, seconds, is_plain=not pays)
     starts = [number for number in rests if number - 1 not in rests]
     gaps = [after - before for before, after in itertools.pairwise(starts)]
-    assert gaps[:3] == [2 * FIRST_LOOK + FIRST_REST, 4 * FIRST_LOOK + FIRST_REST, 8 * FIRST_LOOK + FIRST_REST]
+    assert gaps[:3] == [
+        2 * FIRST_DRAFTING + FIRST_PAUSE,
+        4 * FIRST_DRAFTING + FIRST_PAUSE,
+        8 * FIRST_DRAFTING + FIRST_PAUSE,
+    ]
 
 
 @given(st.floats(1.0, 3.0), st.floats(1.0, 2.0), st.floats(0, 0.1), st.integers(0, 99))
@@ -99,27 +94,27 @@ def test_little_is_lost_whatever_the_pair(num_tokens: float, slowdown: float, sp
 def test_the_share_of_a_row_is_found_whatever_the_steps(share: float, sizes: list[int]) -> None:
     cost = RowCost(DRAFT_ROW_SHARE)
     for rows in (1, 8, *sizes):
-        cost.passed(rows, round(1e6 * (1 + share * (rows - 1))))
+        cost.add(rows, round(1e6 * (1 + share * (rows - 1))))
     assert cost.row_share == pytest.approx(share, abs=0.001)
 
 
 def test_a_price_that_nothing_confirms_is_forgotten() -> None:
     cost = RowCost()
-    cost.passed(1, 1_000_000)
-    cost.passed(8, 7_300_000)
+    cost.add(1, 1_000_000)
+    cost.add(8, 7_300_000)
     assert cost.row_ns == pytest.approx(900_000, rel=0.01)
     for _ in range(1000):
-        cost.passed(1, 1_000_000)
+        cost.add(1, 1_000_000)
     assert cost.row_ns < 10_000
 
 
 def test_a_row_never_costs_more_than_a_pass_over_as_many_took() -> None:
     """A first pass that was held up makes rows look dear; there is no other yet that it could be compared with."""
     cost = RowCost()
-    cost.passed(8, 976_000_000)
-    cost.passed(1, 40_000_000)
+    cost.add(8, 976_000_000)
+    cost.add(1, 40_000_000)
     assert cost.row_ns == 40_000_000
-    cost.passed(4, 60_000_000)
+    cost.add(4, 60_000_000)
     assert cost.row_ns <= 15_000_000
 
 
@@ -128,9 +123,9 @@ def test_a_step_that_was_held_up_says_nothing_of_rows(rows: int) -> None:
     """One of 300 ms among 200 of 5 ms: rows looked free or dear for 50 steps, and trees lost 5 % beside chains."""
     cost = RowCost(DRAFT_ROW_SHARE)
     for size in (1, 8, 16) * 20:
-        cost.passed(size, 4_000_000 + 400_000 * size)
+        cost.add(size, 4_000_000 + 400_000 * size)
     found = cost.row_share
-    cost.passed(rows, 300_000_000)
+    cost.add(rows, 300_000_000)
     assert cost.row_share == found == pytest.approx(1 / 11, rel=0.01)
 
 
@@ -138,7 +133,7 @@ def test_steps_that_stay_slow_are_no_stalls() -> None:
     cost = RowCost()
     for factor in (1, 20):
         for size in (1, 8) * 200:
-            cost.passed(size, factor * (900_000 + 100_000 * size))
+            cost.add(size, factor * (900_000 + 100_000 * size))
     assert cost.row_ns == pytest.approx(2_000_000, rel=0.01)
 
 
@@ -155,12 +150,12 @@ def clock(passes: Sequence[int], step: int, start: int = 0) -> tuple[VerdictCloc
     """
     found, now = VerdictClock(), start
     for _ in range(200):
-        found.heard(now, goes_on=False)
-    found.stepped(step)
-    found.heard(now, goes_on=True)
+        found.on_verdict(now, goes_on=False)
+    found.on_step(step)
+    found.on_verdict(now, goes_on=True)
     for each in passes:
         now += each
-        found.heard(now, goes_on=True)
+        found.on_verdict(now, goes_on=True)
     return found, now
 
 
@@ -203,11 +198,11 @@ def test_uneven_passes_are_waited_for_a_little_longer_than_even_ones() -> None:
 def test_a_target_that_waits_for_candidates_begins_its_pass_when_they_are_sent() -> None:
     assert VerdictClock().patience_ns(0) == 0
     found, now = clock([10 * MS], 5 * MS)
-    found.heard(now + 10 * MS, goes_on=False)
+    found.on_verdict(now + 10 * MS, goes_on=False)
     now += 10 * MS
     assert found.patience_ns(now + 9 * MS) == 0  # no pass is under way
-    found.sent(now + 20 * MS)
-    found.sent(now + 25 * MS)  # more for the same pass
+    found.on_candidates(now + 20 * MS)
+    found.on_candidates(now + 25 * MS)  # more for the same pass
     assert found.patience_ns(now + 28 * MS) == 2 * MS
-    found.heard(now + 30 * MS, goes_on=True)
+    found.on_verdict(now + 30 * MS, goes_on=True)
     assert found.patience_ns(now + 38 * MS) == 2 * MS

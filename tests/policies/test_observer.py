@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from policies.builders import outcome
 
-from amusd.policies.base import TargetView
-from amusd.policies.estimates import FIRST_LOOK
-from amusd.policies.observer import Observer, PassTimes, Switches
+from amusd.policies.base import TargetView, Verify
+from amusd.policies.observer import FIRST_DRAFTING, Observer, PassTimes, Switches
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
@@ -28,11 +25,13 @@ def passed(
     num_judged: int | None = None,
     num_sequences: int = 1,
     view: TargetView | None = None,
-    **options: Any,
+    sends_verdict: bool = True,
+    has_draft: bool = True,
 ) -> None:
     own = outcome(num_candidates, num_judged=num_judged)
     times = PassTimes(start_ns, end_ns, 1 + num_candidates, num_sequences)
-    observer.passed(view or seen_by(observer), times, own, **options)
+    decision = Verify(num_candidates, sends_verdict=sends_verdict)
+    observer.on_pass(view or seen_by(observer), decision, times, own, has_draft=has_draft)
 
 
 def seen_by(observer: Observer, decoding: TargetSession | None = None) -> TargetView:
@@ -51,31 +50,31 @@ def test_a_draft_is_silent_from_a_wait_in_vain_to_its_next_candidate() -> None:
     observer.open("a", has_tree=True)
     for _ in range(20):
         passed(observer, 0, 40_000_000)
-        observer.waited(4_000_000, num_before=0, num_after=1)
-        observer.waited(2_000_000, num_before=1, num_after=2)
+        observer.on_wait(4_000_000, num_before=0, num_after=1)
+        observer.on_wait(2_000_000, num_before=1, num_after=2)
     assert not view().draft_is_silent
-    observer.waited(5_000_000, num_before=0, num_after=0)  # something else has come
+    observer.on_wait(5_000_000, num_before=0, num_after=0)  # something else has come
     assert not view().draft_is_silent
     before = view()
     assert before.longest_wait == pytest.approx(0.012, rel=0.1)
-    observer.waited(round(1e9 * before.longest_wait), num_before=0, num_after=0)
+    observer.on_wait(round(1e9 * before.longest_wait), num_before=0, num_after=0)
     assert view().draft_is_silent
     assert view().candidate_seconds < 1.5 * before.candidate_seconds
     passed(observer, 0, 40_000_000)
     assert view().draft_is_silent
     tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
     assert not view().draft_is_silent
-    observer.waited(round(1e9 * view().longest_wait), num_before=1, num_after=1)
+    observer.on_wait(round(1e9 * view().longest_wait), num_before=1, num_after=1)
     assert view().draft_is_silent, "there is one, and no further one came"
     passed(observer, 0, 40_000_000)
     assert not view().draft_is_silent, "it has been heard since the pass before"
-    observer.waited(40_000_000, num_before=1, num_after=1)
+    observer.on_wait(40_000_000, num_before=1, num_after=1)
     assert view().draft_is_silent
     observer.open("a", has_tree=True)
     assert not view().draft_is_silent
     tree.detach()
     tree.attach(2)
-    observer.draft_joined()
+    observer.on_draft_joined()
     passed(observer, 0, 40_000_000)
     assert view().draft_is_silent, "it has the whole answer to take in"
     tree.receive(Candidate(1, 2, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
@@ -85,14 +84,14 @@ def test_a_draft_is_silent_from_a_wait_in_vain_to_its_next_candidate() -> None:
 def test_a_wait_counts_once_whatever_else_comes_amid_it() -> None:
     observer = Observer()
     observer.open("a", has_tree=True)
-    observer.heard(4_000_000)
+    observer.on_step(4_000_000)
     for _ in range(50):
         before = seen_by(observer).candidate_seconds
-        observer.waited(1_000_000, num_before=0, num_after=0)
+        observer.on_wait(1_000_000, num_before=0, num_after=0)
         assert seen_by(observer).candidate_seconds == before
-        observer.waited(7_000_000, num_before=0, num_after=1)
+        observer.on_wait(7_000_000, num_before=0, num_after=1)
     assert seen_by(observer).candidate_seconds == pytest.approx(0.008, rel=0.02)
-    observer.waited(7_000_000, num_before=0, num_after=0)
+    observer.on_wait(7_000_000, num_before=0, num_after=0)
     passed(observer)
     assert seen_by(observer).candidate_seconds > 0.008, "it was in vain"
 
@@ -106,11 +105,11 @@ def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
         return seen_by(observer, decoding).can_grow
 
     observer.open("a", has_tree=False)
-    passed(observer, num_candidates=0, rests=True)
+    passed(observer, num_candidates=0, sends_verdict=False)
     assert not can_grow()
     passed(observer, num_candidates=0)
     assert can_grow()
-    passed(observer, num_candidates=0, rests=True)
+    passed(observer, num_candidates=0, sends_verdict=False)
     observer.open("a", has_tree=False)  # an Open tells it all
     assert can_grow()
 
@@ -136,16 +135,16 @@ def test_a_pass_that_was_held_up_does_not_make_rows_dear() -> None:
     assert row_seconds(800_000_000) == 0
 
 
-@pytest.mark.parametrize("is_alone", [False, True])
-def test_passes_without_a_draft_to_be_heard_say_nothing_of_what_drafting_brings(is_alone: bool) -> None:
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_passes_without_a_draft_say_nothing_of_what_drafting_brings(has_draft: bool) -> None:
     observer = Observer()
     observer.open("a", has_tree=False)
     for number in range(50):
         start_ns = number * 1_000_000
-        passed(observer, start_ns, start_ns + 900_000, num_candidates=0, is_alone=is_alone)
+        passed(observer, start_ns, start_ns + 900_000, num_candidates=0, has_draft=has_draft)
         if not seen_by(observer).drafting_pays:
             break
-    assert seen_by(observer).drafting_pays == is_alone
+    assert seen_by(observer).drafting_pays != has_draft
 
 
 def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() -> None:
@@ -154,7 +153,7 @@ def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() ->
     observers = [Observer(switches) for _ in range(4)]
     for observer in observers:
         observer.open("a", has_tree=True)
-    for number in range(FIRST_LOOK):
+    for number in range(FIRST_DRAFTING):
         for observer in observers:
             assert seen_by(observer).drafting_pays
             passed(observer, number * 10**7, (number + 1) * 10**7, num_judged=0, num_sequences=4)

@@ -105,10 +105,10 @@ def test_auto_says_what_a_wait_is_worth_beside_other_sequences() -> None:
 
 def test_auto_has_the_draft_rest_where_drafting_does_not_pay() -> None:
     resting = replace(KNOWN, num_candidates=2, chances=(0.6, 0.3), drafting_pays=False, plain_tokens_per_second=52.0)
-    assert AUTO.decide(resting) == Verify(0, tells_draft=False)
-    assert AUTO.decide(resting).reason == "the draft rests: 50.0 tokens/s with the draft, 52.0 without"
+    assert AUTO.decide(resting) == Verify(0, sends_verdict=False)
+    assert AUTO.decide(resting).reason == "drafting is paused: 50.0 tokens/s with the draft, 52.0 without"
     trial = replace(resting, plain_tokens_per_second=40.0)
-    assert AUTO.decide(trial).reason == "a rest is tried: 50.0 tokens/s with the draft, 40.0 without"
+    assert AUTO.decide(trial).reason == "a pause is tried: 50.0 tokens/s with the draft, 40.0 without"
 
 
 def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass_or_thrice_as_usual() -> None:
@@ -120,7 +120,7 @@ def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass_or_th
 
 
 def passed(estimates: Estimates, num_judged: int, num_accepted: int, view: TargetView = KNOWN) -> None:
-    estimates.passed(outcome(num_judged, num_accepted), 0.04, view)
+    estimates.on_pass(outcome(num_judged, num_accepted), 0.04, view)
 
 
 def judged_first(estimates: Estimates, weight: float, *, accepted: bool) -> None:
@@ -131,9 +131,9 @@ def test_the_longest_wait_is_thrice_the_usual_one() -> None:
     estimates = Estimates()
     assert estimates.waits(0).longest_seconds == estimates.waits(3).longest_seconds == math.inf
     for _ in range(50):
-        estimates.waits(0).waited(0.004, came=True)
-        estimates.waits(3).waited(0.0, came=True)
-        estimates.waits(3).waited(0.002, came=True)
+        estimates.waits(0).on_wait(0.004, came=True)
+        estimates.waits(3).on_wait(0.0, came=True)
+        estimates.waits(3).on_wait(0.002, came=True)
     assert estimates.waits(0).longest_seconds == pytest.approx(0.012)
     assert estimates.waits(3).longest_seconds == pytest.approx(0.006)
 
@@ -155,11 +155,11 @@ def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
     estimates = Estimates()
     assert estimates.waits(0).candidate_seconds == 0
     for step in (0.3, 0.01, 0.02):  # a stall is no step
-        estimates.heard(step)
+        estimates.on_step(step)
     assert estimates.waits(0).candidate_seconds == pytest.approx(0.01), "all of a step, before there was any wait"
     assert estimates.waits(3).candidate_seconds == pytest.approx(0.005), "half of one on average"
     for _ in range(50):
-        estimates.waits(0).waited(0.04, came=False)
+        estimates.waits(0).on_wait(0.04, came=False)
     assert estimates.waits(0).candidate_seconds > 1
     for _ in range(600):
         passed(estimates, 0, 0)
@@ -169,11 +169,11 @@ def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
 def test_one_stall_of_the_machine_does_not_end_all_waiting() -> None:
     estimates = Estimates()
     for _ in range(20):
-        estimates.waits(0).waited(0.006, came=True)
-    estimates.waits(0).waited(0.3, came=True)
+        estimates.waits(0).on_wait(0.006, came=True)
+    estimates.waits(0).on_wait(0.3, came=True)
     assert 0.006 < estimates.waits(0).candidate_seconds < 0.008
     for _ in range(12):  # it was none: the draft has become slow
-        estimates.waits(0).waited(0.3, came=True)
+        estimates.waits(0).on_wait(0.3, came=True)
     assert estimates.waits(0).candidate_seconds > 0.04
 
 

@@ -50,7 +50,7 @@ class Pair:
     def step(self) -> list[Message]:
         nodes = nodes_of(self.draft)
         guesses = [(self._rng.randrange(5), 0.6), (5 + self._rng.randrange(5), 0.3)]
-        self.draft.grow(nodes, [guesses[: self._opening.fan_out] for _ in nodes])
+        self.draft.tree.grow(nodes, [guesses[: self._opening.fan_out] for _ in nodes])
         offer = self.draft.offer()
         self.target.begin(self._rng.randrange(4))
         judged = self.target.to_judge()[0]
@@ -70,7 +70,7 @@ class Pair:
         if isinstance(message, Candidate):
             self.target.receive(message)
         elif isinstance(message, Verdict):
-            self.draft.hear(message)
+            self.draft.receive(message)
         elif isinstance(message, Open):
             DraftSession(message)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amusd.protocol.draft_session import DraftSession, Node, Transition, next_nodes
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.draft_tree import Node, Transition, next_nodes
 from amusd.protocol.messages import Candidate, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
@@ -25,7 +26,7 @@ def hash_of(token_ids: Sequence[int]) -> int:
 
 
 def nodes_of(session: DraftSession) -> tuple[Node, ...]:
-    return next_nodes([session])[0]
+    return next_nodes([session.tree])[0]
 
 
 def judge(session: TargetSession, *tokens: int, accepted: int) -> None:
@@ -34,7 +35,7 @@ def judge(session: TargetSession, *tokens: int, accepted: int) -> None:
 
 
 def hear(session: DraftSession, verdict: Verdict) -> Transition:
-    transition = session.hear(verdict)
+    transition = session.receive(verdict)
     assert transition is not None
     return transition
 

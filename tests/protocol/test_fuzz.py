@@ -91,17 +91,17 @@ def test_a_hostile_opening_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "verdict",
     [
-        Verdict(1, 1, MAX_EPOCH + 1, 4, (5,), 0),
-        Verdict(1, 1, 0, 5, (5,), 0),
-        Verdict(1, 1, 0, 4, (5,) * MAX_LENGTH, 0),
-        Verdict(1, 1, 0, 2**62, (5,), 0),
-        Verdict(1, 1, 0, 3, (9, 5), 0),
+        Verdict(1, 1, MAX_EPOCH + 1, 4, (5,)),
+        Verdict(1, 1, 0, 5, (5,)),
+        Verdict(1, 1, 0, 4, (5,) * MAX_LENGTH),
+        Verdict(1, 1, 0, 2**62, (5,)),
+        Verdict(1, 1, 0, 3, (9, 5)),
     ],
 )
 def test_a_hostile_verdict_is_refused_and_an_honest_one_taken_after_it(opening: Open, verdict: Verdict) -> None:
     session = DraftSession(opening)
     with pytest.raises(PeerProtocolError):
-        session.hear(verdict)
+        session.receive(verdict)
     assert session.base == 4
-    assert session.hear(Verdict(1, 1, 0, 4, (5,), 0)) is not None
+    assert session.receive(Verdict(1, 1, 0, 4, (5,))) is not None
     assert session.base == 5

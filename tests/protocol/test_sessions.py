@@ -27,7 +27,7 @@ def candidate(*tokens: int, first: int = 1, parent: int = 0) -> Candidate:
 
 
 def grow(session: DraftSession, *tokens: int) -> None:
-    session.grow(nodes_of(session), [[(token_id, 1.0)] for token_id in tokens])
+    session.tree.grow(nodes_of(session), [[(token_id, 1.0)] for token_id in tokens])
 
 
 def draft(*tail: int) -> DraftSession:
@@ -39,7 +39,7 @@ def draft(*tail: int) -> DraftSession:
 
 
 def text(session: DraftSession) -> tuple[int, ...]:
-    return (*session.committed, *(node.token_id for node in session.root.below()))
+    return (*session.committed, *(node.token_id for node in session.tree.root.below()))
 
 
 def test_a_pass_that_ends_the_answer_has_not_judged_what_lies_behind_the_end() -> None:
@@ -94,7 +94,7 @@ def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another
     before = (session.committed, session.num_candidates, session.verdict())
     assert session.receive(replace(candidate(9), **of_another)) == "stale"
     assert (session.committed, session.num_candidates, session.verdict()) == before
-    assert other.hear(replace(Verdict(1, 1, 0, 3, (9,), 0), **of_another)) is None
+    assert other.receive(replace(Verdict(1, 1, 0, 3, (9,)), **of_another)) is None
 
 
 def test_a_candidate_from_another_prefix_is_dropped() -> None:
@@ -110,11 +110,11 @@ def test_a_draft_that_is_done_says_so_once_and_goes_on_behind_a_verdict() -> Non
         grow(other, token_id)
         assert offered(other).more == (token_id == 4)
     assert other.offer() is None
-    assert not other.has_work
-    hear(other, Verdict(1, 1, 1, 3, (4,), 0))
+    assert not other.tree.has_work
+    hear(other, Verdict(1, 1, 1, 3, (4,)))
     grow(other, 6)
     assert text(other) == (*PROMPT, 4, 5, 6)
-    assert not other.has_work
+    assert not other.tree.has_work
 
 
 def test_a_drafter_without_a_proposal_says_so() -> None:

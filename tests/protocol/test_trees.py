@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from protocol.sessions import hash_of, hear, judge, nodes_of, offered
 
-from amusd.protocol.draft_session import DraftSession, Guesses, Node, next_nodes
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.draft_tree import Guesses, Node, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome, Tracks
@@ -83,24 +84,24 @@ def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
 def grown() -> DraftSession:
     session = DraftSession(OPENING)
     (root,) = nodes_of(session)
-    session.grow([root], [[(4, 0.6), (5, 0.3)]])
+    session.tree.grow([root], [[(4, 0.6), (5, 0.3)]])
     first, _second = nodes_of(session)
-    session.grow([first], [[(6, 0.5), (7, 0.2)]])
+    session.tree.grow([first], [[(6, 0.5), (7, 0.2)]])
     return session
 
 
 def verdict(*tokens: int, start: int = 3) -> Verdict:
-    return Verdict(1, 1, 0, start, tokens, 0)
+    return Verdict(1, 1, 0, start, tokens)
 
 
 def test_the_likeliest_guesses_are_computed_first_whatever_their_depth() -> None:
     session = DraftSession(OPENING)
     (root,) = nodes_of(session)
-    assert root is session.root
-    session.grow([root], [[(4, 0.6), (5, 0.3)]])
+    assert root is session.tree.root
+    session.tree.grow([root], [[(4, 0.6), (5, 0.3)]])
     assert [node.token_id for node in nodes_of(session)] == [4, 5]
     session = grown()
-    session.grow([session.root.children[1]], [[(8, 0.9)]])
+    session.tree.grow([session.tree.root.children[1]], [[(8, 0.9)]])
     assert [(node.token_id, round(node.probability, 2)) for node in nodes_of(session)] == [(6, 0.3), (8, 0.27)]
 
 
@@ -110,9 +111,9 @@ weights = st.lists(st.floats(0.08, 0.99), min_size=1, max_size=4)
 
 def with_guesses(of_root: Sequence[float], of_first: Sequence[float] = ()) -> DraftSession:
     session = DraftSession(replace(OPENING, rows_per_step=8))
-    session.grow(*_root_with(session, *enumerate(of_root)))
+    session.tree.grow(*_root_with(session, *enumerate(of_root)))
     if of_first:
-        session.grow(next_nodes([session], 1.0)[0][:1], [list(enumerate(of_first))])
+        session.tree.grow(next_nodes([session.tree], 1.0)[0][:1], [list(enumerate(of_first))])
     return session
 
 
@@ -123,16 +124,16 @@ def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_p
     sessions = [with_guesses(*tree) for tree in trees]
     for session, adopts in zip(sessions, adopted, strict=False):
         if adopts:
-            hear(session, verdict(session.root.children[0].token_id))
-    ready = [1 + sum(node.probability for node in session.root.below()) for session in sessions]
-    taken = next_nodes(sessions, share)
+            hear(session, verdict(session.tree.root.children[0].token_id))
+    ready = [1 + sum(node.probability for node in session.tree.root.below()) for session in sessions]
+    taken = next_nodes([session.tree for session in sessions], share)
     values = [[node.probability / ready[index] for node in nodes] for index, nodes in enumerate(taken)]
     assert all(ordered == sorted(ordered, reverse=True) for ordered in values)
     together = sorted((value for ordered in values for value in ordered), reverse=True)
     assert together
     for number, value in enumerate(together):
         assert value * (1 + share * (number - 1)) >= sum(together[:number]) * share - 1e-9
-    left = [session.value_of_next(len(nodes)) for session, nodes in zip(sessions, taken, strict=True)]
+    left = [session.tree.value_of_next(len(nodes)) for session, nodes in zip(sessions, taken, strict=True)]
     assert max(left) <= together[-1]
     assert max(left) == 0 or max(left) * (1 + share * (len(together) - 1)) < sum(together) * share + 1e-9
 
@@ -142,39 +143,39 @@ def test_a_verdict_that_the_tree_foresaw_keeps_its_subtree() -> None:
     session.offer()
     transition = hear(session, verdict(4))
     assert (transition.token_ids, [node.token_id for node in transition.kept]) == ((), [4])
-    assert session.root.token_id == 4
-    assert [(node.token_id, node.probability) for node in session.root.children] == [(6, 0.5), (7, 0.2)]
+    assert session.tree.root.token_id == 4
+    assert [(node.token_id, node.probability) for node in session.tree.root.children] == [(6, 0.5), (7, 0.2)]
     assert [node.token_id for node in nodes_of(session)] == [6, 7]
-    session.grow([session.root.children[0]], [[(8, 0.5)]])
+    session.tree.grow([session.tree.root.children[0]], [[(8, 0.5)]])
     message = offered(session)
     assert (message.base, message.first, message.parents) == (4, 5, (3,))
 
 
 def test_an_unlikely_guess_is_made_when_a_verdict_has_made_it_likely() -> None:
     session = DraftSession(OPENING)
-    session.grow(*_root_with(session, (4, 0.3)))
-    root = session.root
-    session.grow([root.children[0]], [[(6, 0.4), (7, 0.01), (8, 0.001)]])
+    session.tree.grow(*_root_with(session, (4, 0.3)))
+    root = session.tree.root
+    session.tree.grow([root.children[0]], [[(6, 0.4), (7, 0.01), (8, 0.001)]])
     assert [child.token_id for child in root.children[0].children] == [6]
     session.offer()
     hear(session, verdict(4))
-    assert [child.token_id for child in session.root.children] == [6, 7]
-    assert session.num_nodes == 2
+    assert [child.token_id for child in session.tree.root.children] == [6, 7]
+    assert session.tree.num_nodes == 2
     message = offered(session)
     assert message.token_ids == (7,)
-    assert nodes_of(session) == tuple(session.root.children)
+    assert nodes_of(session) == tuple(session.tree.root.children)
     hear(session, verdict(7, start=4))
-    assert nodes_of(session) == (session.root,)
+    assert nodes_of(session) == (session.tree.root,)
 
 
 def test_what_was_looked_up_is_not_guessed_again() -> None:
     session = DraftSession(OPENING)
-    assert session.guess_path([4, 5], 0.0) == 0
-    assert session.guess_path([4, 5], 0.85) == 2
+    assert session.tree.guess_path([4, 5], 0.0) == 0
+    assert session.tree.guess_path([4, 5], 0.85) == 2
     (root,) = nodes_of(session)
-    session.grow([root], [[(4, 0.6), (6, 0.2)]])
+    session.tree.grow([root], [[(4, 0.6), (6, 0.2)]])
     assert [child.token_id for child in root.children] == [4, 6]
-    assert session.num_nodes == 3
+    assert session.tree.num_nodes == 3
 
 
 def _root_with(session: DraftSession, *guesses: tuple[int, float]) -> tuple[tuple[Node, ...], list[Guesses]]:
@@ -261,7 +262,7 @@ def test_candidates_less_likely_than_their_row_is_worth_are_left_out() -> None:
 def test_no_node_stands_at_the_last_position_where_the_target_alone_writes(fan_out: int) -> None:
     opening = Open(1, 1, (1, 2, 3, 4), 6, "any", 16, 1, fan_out=fan_out, rows_per_step=fan_out)
     session = DraftSession(opening)
-    assert session.room == 1
-    session.grow(nodes_of(session), [[(7, 0.9)]])
-    assert [node.position for node in session.root.below()] == [4]
-    assert not session.has_work
+    assert session.tree.room == 1
+    session.tree.grow(nodes_of(session), [[(7, 0.9)]])
+    assert [node.position for node in session.tree.root.below()] == [4]
+    assert not session.tree.has_work

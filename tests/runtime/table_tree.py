@@ -14,7 +14,7 @@ from amusd.drafters.base import Drafter, path_to
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
-from amusd.protocol.draft_session import Guesses, Node, Transition
+from amusd.protocol.draft_tree import Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 

@@ -51,7 +51,6 @@ def check_counts(answer: Generation) -> None:
     draft = metrics.draft
     assert draft is not None
     assert metrics.num_accepted <= draft.num_drafted
-    assert draft.num_steps <= draft.num_drafted
     assert draft.num_rollbacks <= metrics.num_passes
     waste = metrics.as_dict()["wasted_draft_fraction"]
     assert waste is None or 0 <= waste <= 1
@@ -129,8 +128,8 @@ def test_blocks_of_a_tree_give_the_tokens_of_plain_decoding(name: str, num_steps
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_the_draft_of_a_block_takes_its_steps_and_stops(num_steps: int) -> None:
-    with pair({"same": TableTreeDrafter}, pass_seconds=0.01) as (engine, _):
+    with pair({"same": TableTreeDrafter}, pass_seconds=0.01) as (engine, draft):
         metrics = engine.generate(PROMPT, params(NUM_TOKENS), decoding=blocks(num_steps), drafter="same").metrics
     assert metrics.num_tokens / metrics.num_passes > num_steps  # each block is accepted, and a token more
-    assert metrics.draft is not None
-    assert num_steps * (metrics.num_passes - 2) <= metrics.draft.num_steps <= num_steps * metrics.num_passes
+    taken = sum(event.name == "draft_step" for event in draft.recorder.events)
+    assert num_steps * (metrics.num_passes - 2) <= taken <= num_steps * metrics.num_passes

@@ -207,7 +207,7 @@ def test_a_draft_whose_candidates_are_accepted_or_that_worked_for_long_is_worth_
         search.lose()
         assert search.look("there") < BACK_OFF_SECONDS
         if is_of_use:
-            search.found.accepted()
+            search.found.on_accepted()
         search.clock.pass_by(LOOK_SECONDS if is_of_use else STEADY_SECONDS)
     assert search.found.failure is None
 
@@ -283,5 +283,5 @@ def test_a_peer_of_another_version_is_refused_at_once(search: Search) -> None:
     frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
     there.send_frame(frame + zlib.crc32(frame).to_bytes(4, "little"))
     search.source.connect = lambda: here  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="protocol version 11, this side 12: install one amusd at both ends"):
+    with pytest.raises(ConfigError, match="protocol version 11, this side 13: install one amusd at both ends"):
         search.new().await_first("")

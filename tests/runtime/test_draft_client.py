@@ -132,7 +132,7 @@ def test_waits_add_up_from_the_last_word_on(before: list[float], after: list[flo
         target.client.take(min(wanted, target.client.patience_seconds))
     waited = (target.clock.ns - start_ns) / 1e9
     assert waited <= SILENCE + 1e-6
-    assert target.client.may_hear(sequence) == (sum(after) < SILENCE - 1e-6)
+    assert target.client.has_draft(sequence) == (sum(after) < SILENCE - 1e-6)
 
 
 def test_what_the_link_takes_is_no_silence() -> None:
@@ -177,7 +177,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     target = Target()
     sequence = target.open()
     target.client.take(SILENCE)
-    assert not target.client.may_hear(sequence)
+    assert not target.client.has_draft(sequence)
     nonsense = DraftHello(1, "", (), 7)
     target.link.inbox += [nonsense] * (MAX_NONSENSE - 1)
     target.client.drain()
@@ -187,7 +187,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     assert (target.connection.link, target.link.is_closed, sequence.session.attached) == (None, True, False)
     assert (target.connection.presence, Connection().presence) == ("away", "none")
     assert target.client.look_for_next()
-    assert target.client.may_hear(sequence)
+    assert target.client.has_draft(sequence)
     target.next.link.inbox.append(nonsense)
     target.client.drain()
     assert target.connection.link is not None
@@ -203,7 +203,7 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
         next(decode(target.worker, *target.request(20)))
         assert target.connection._restarts._num_fruitless == (0 if number else 3)
     target.connection.lose("its process ended")
-    target.connection.accepted()
+    target.connection.on_accepted()
     assert target.connection._restarts._num_fruitless == 1
 
 
@@ -226,7 +226,7 @@ def test_a_draft_that_does_not_answer_is_silent_though_nothing_waits_for_it() ->
     target.link.inbox.append(candidate(late, (1,)))
     target.client.drain()
     assert target.connection.presence == "present"
-    assert target.client.may_hear(late)
+    assert target.client.has_draft(late)
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
@@ -238,7 +238,7 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
     if has_begun:
         target.link.inbox.append(candidate(sequence, (1,)))
         target.client.drain()
-        target.client.tell(sequence)
+        target.client.send_verdict(sequence)
     seconds = SILENCES * SILENCE + (0.0 if has_begun else TAKE_IN_SECONDS * len(PROMPT))
     target.clock.pass_by(seconds - 0.01)
     target.client.drain()
@@ -248,7 +248,7 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
     assert target.connection.losses == [f"it has said nothing for {seconds:.1f} s"]
     assert caplog.messages == [f"the draft is replaced: it has said nothing for {seconds:.1f} s"]
     assert target.client.look_for_next()
-    assert target.client.may_hear(sequence)
+    assert target.client.has_draft(sequence)
 
 
 @pytest.mark.parametrize("load_seconds", [0.0, 2.0, 5.0, 8.0])
@@ -260,7 +260,7 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
     sequence = target.open(1000)
     for number in range(1, 31):
         if chance.random() < 0.5:
-            target.client.tell(sequence)
+            target.client.send_verdict(sequence)
         target.clock.pass_by(chance.uniform(0, SILENCES * SILENCE))
         target.connection.link.is_lost = True  # type: ignore[union-attr]
         target.client.take(0.0)
@@ -268,11 +268,11 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
             assert not target.client.look_for_next()
             target.clock.pass_by(SILENCE)
             target.client.drain()
-            target.client.tell(sequence)
+            target.client.send_verdict(sequence)
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
-        target.connection.accepted()  # or after so many losses it were given up
-        assert target.client.may_hear(sequence)
+        target.connection.on_accepted()  # or after so many losses it were given up
+        assert target.client.has_draft(sequence)
         assert target.connection.losses == ["the link is cut"] * number
     assert (target.connection.num_restarts, caplog.messages) == (30, [])
 
@@ -284,7 +284,7 @@ def test_a_draft_that_is_lost_while_it_is_told_again_is_lost_once() -> None:
     target.link.is_lost = True
     for _ in range(20):
         target.clock.pass_by(SILENCE)
-        target.client.tell(sequence)
+        target.client.send_verdict(sequence)
         target.client.drain()
     target.connection.count_nonsense()
     target.connection.lose("it is gone")
@@ -320,7 +320,7 @@ def test_a_draft_that_only_says_that_it_works_is_replaced() -> None:
     class Busy(Link):
         def receive(self, timeout: float) -> Message | None:
             message = super().receive(min(timeout, 0.1))
-            return Progress(1, 0, 0, 0, 0, 1) if message is None and timeout else message
+            return Progress(1, 0, 0, 0, 1) if message is None and timeout else message
 
     target = Target()
     target.connection.link = busy = Busy(target.clock)  # type: ignore[assignment]
@@ -352,7 +352,7 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target.client.drain()
     assert (first.session.num_candidates, second.session.num_candidates) == (0, 2)
     assert (first.metrics.num_stale_candidates, second.metrics.num_stale_candidates) == (1, 0)
-    target.link.inbox.append(Progress(first.sequence_id, 7, 0, 0, 0, 1))
+    target.link.inbox.append(Progress(first.sequence_id, 0, 0, 0, 1))
     target.client.close(first)
     assert not first.is_over
     target.client.drain()

@@ -158,7 +158,7 @@ def test_features_that_come_before_their_verdict_wait_for_it() -> None:
     target.send(features_of(0, 7))
     worker.take_in()
     assert not drafter.features
-    target.send(Verdict(1, 1, 0, len(PROMPT), (1, 2, 3), 0))
+    target.send(Verdict(1, 1, 0, len(PROMPT), (1, 2, 3)))
     worker.take_in()
     assert sorted(drafter.features) == list(range(7))
 
@@ -171,7 +171,7 @@ def test_a_drafter_that_is_opened_again_gets_its_features_again() -> None:
     manager.take_features()
     draft_step([manager])
     drafter.follow = lambda _: 1 / 0  # type: ignore[method-assign, assignment]
-    manager.apply(Verdict(1, 1, 0, len(PROMPT), (49, 48), 0))
+    manager.apply(Verdict(1, 1, 0, len(PROMPT), (49, 48)))
     assert sorted(drafter.features) == [0, 1, 2, 3]
 
 

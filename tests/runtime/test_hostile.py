@@ -23,9 +23,9 @@ HOSTILE = {
     "an opening without room": replace(OPENING, sequence_id=2, max_length=3),
     "an opening of a life that is over": replace(OPENING, sequence_id=2, incarnation=7),
     "the same opening again": OPENING,
-    "a verdict behind a gap": Verdict(1, 1, 0, 9, (1,), 0),
+    "a verdict behind a gap": Verdict(1, 1, 0, 9, (1,)),
     "an opening that says of itself that it is over": replace(OPENING, sequence_id=2, not_over=(1, 3)),
-    "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
+    "a verdict for nobody": Verdict(9, 1, 0, 4, (1,)),
     "a message of its own side": Candidate(1, 1, 4, 0, 1, (0,), (1,), (), more=True),
 }
 
@@ -70,7 +70,7 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
             nonlocal num_read
             num_read += 1
             clock.pass_by(0.005)
-            return Progress(1, 0, 0, 0, 0, 1)
+            return Progress(1, 0, 0, 0, 1)
 
     client = DraftClient(Recorder("target", clock=clock), Connection(Flood(clock), 1))
     sequence: Any = Mock(at_draft=None, max_silence_seconds=1.0)

@@ -27,7 +27,7 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
 from amusd.models.attention import register_attention
 from amusd.models.numerics import Numerics
-from amusd.protocol.draft_session import MAX_NODES
+from amusd.protocol.draft_tree import MAX_NODES
 from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker

@@ -15,7 +15,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 from amusd.drafters.base import Drafter, Expansion
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache
-from amusd.protocol.draft_session import Guesses, Node, Transition
+from amusd.protocol.draft_tree import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
@@ -79,7 +79,7 @@ def failing_at(number: int) -> Callable[[str], bool]:
 def tree_of(manager: RollbackManager) -> object:
     """What a rollback may change."""
     session = manager.session
-    nodes = [(node.position, node.token_id, node.number, node.computed) for node in session.root.below()]
+    nodes = [(node.position, node.token_id, node.number, node.computed) for node in session.tree.root.below()]
     return session.committed, session.epoch, nodes
 
 
@@ -100,9 +100,9 @@ def manager_of(kind: str, drafter: Drafter) -> RollbackManager:
 
 def contradiction(manager: RollbackManager) -> Verdict:
     """The first token of the likeliest path, then one that nobody has foreseen."""
-    first = manager.session.root.children[0]
+    first = manager.session.tree.root.children[0]
     other = next(token for token in range(VOCAB_SIZE) if first.child(token) is None)
-    return Verdict(1, 1, 0, manager.session.base, (first.token_id, other), 1)
+    return Verdict(1, 1, 0, manager.session.base, (first.token_id, other))
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -127,10 +127,10 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
             if rng.random() < 0.6:
                 draft_step([manager])
             else:
-                known = paths(manager.session.root)
+                known = paths(manager.session.tree.root)
                 new = rng.choice(known) if known and rng.random() < 0.7 else (rng.randrange(VOCAB_SIZE),)
                 committed += new
-                manager.apply(Verdict(1, 1, 0, manager.session.base, new, 0))
+                manager.apply(Verdict(1, 1, 0, manager.session.base, new))
                 assert list(manager.session.committed) == committed
         except DeviceLostError as error:
             failed_in = str(error)
@@ -141,12 +141,12 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         assert failed_in in ("expand", "look_up")
         assert failed_in == "look_up" or tree_of(manager) == before
         return
-    while manager.session.has_work:
+    while manager.session.tree.has_work:
         draft_step([manager])
     if kind == "chain":
         fresh = ModelDrafter(target_model())
         fresh.open(committed, 100)
-        path = tuple(node.token_id for node in manager.session.root.below())
+        path = tuple(node.token_id for node in manager.session.tree.root.below())
         assert path == propose(fresh, len(path))
 
 
@@ -156,7 +156,7 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
 ) -> None:
     manager = manager_of(kind, BrittleDrafter(DRAFTERS[kind](), lambda name: name == "follow"))
     verdict = contradiction(manager)
-    num_nodes = manager.session.num_nodes
+    num_nodes = manager.session.tree.num_nodes
     with caplog.at_level(logging.DEBUG):
         transition = manager.apply(verdict)
     assert transition is not None

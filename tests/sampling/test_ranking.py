@@ -15,7 +15,7 @@ from sampling.reference import noise, processed, softmax
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
-from amusd.protocol.draft_session import Guesses
+from amusd.protocol.draft_tree import Guesses
 from amusd.sampling.ranking import UNPROPOSED, Mixture, Ranking
 from amusd.sampling.sampler import SamplingState, SequenceSampler
 

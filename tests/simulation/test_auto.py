@@ -74,7 +74,7 @@ def test_auto_reaches_it_with_measured_costs(costs: tuple[float, float, float, f
 
 def test_the_target_hears_how_long_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: set[int] = set()
-    monkeypatch.setattr(Observer, "heard", lambda _self, step_ns: heard.add(step_ns))
+    monkeypatch.setattr(Observer, "on_step", lambda _self, step_ns: heard.add(step_ns))
     step = Duration((1_000_000,))
     costs = Costs(passes={0: Duration((5_000_000,))}, draft_token=step, rollback=Duration((200_000,)))
     answers = drawn_answers(0.5, num_answers=1, num_tokens=60, seed=0)

@@ -18,7 +18,7 @@ PASS = made("target_pass", 0, 0).fields
 ONE = GenerationMetrics(
     num_tokens=10, first_token_ns=30_000_000, total_ns=130_000_000, prefill_ns=20_000_000, pass_ns=97_500_000,
     num_passes=5, num_drafts=4, num_verified=8, num_accepted=5, acceptance=Counter({(2, 1): 3, (2, 2): 1}),
-    draft=Progress(1, 10, 20, 2, 60, 120),
+    draft=Progress(1, 20, 2, 60, 120),
 )  # fmt: skip
 
 

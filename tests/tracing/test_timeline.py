@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tracing.runs import made
 
 from amusd.tracing.events import Event
-from amusd.tracing.messages import match_messages
-from amusd.tracing.timeline import Timeline
+from amusd.tracing.timeline import Timeline, match_messages
 
 
 def fates(target: list[Event], draft: list[Event]) -> list[tuple[int, ...]]:

@@ -25,7 +25,7 @@ from amusd.transport.factory import connect, listen
 
 NONCE = 0xFEEDFACE12345678
 DEADLINE = 20.0
-VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
+VERDICT = Verdict(1, 1, 0, 0, (5,))
 
 
 @dataclass

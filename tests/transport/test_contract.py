@@ -43,7 +43,7 @@ def _patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verdict(number: int) -> Verdict:
-    return Verdict(number, 1, 0, 0, (number,), 0)
+    return Verdict(number, 1, 0, 0, (number,))
 
 
 def candidate(number: int) -> Candidate:

@@ -33,7 +33,7 @@ from amusd.protocol.messages import Verdict
 from amusd.transport.shared_memory import SharedMemoryTransport
 link = SharedMemoryTransport.connect(sys.argv[1], {NONCE})
 for number in itertools.count():
-    link.send(Verdict(number, 1, 0, 0, (5,) * (number % 50), 0))
+    link.send(Verdict(number, 1, 0, 0, (5,) * (number % 50)))
 """
 
 
@@ -70,7 +70,7 @@ def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(listener: 
         process.kill()
     with pytest.raises(PeerLostError, match="the peer closed"):
         received.extend(iter(lambda: expect(listener), None))
-    assert received == [Verdict(number, 1, 0, 0, (5,) * (number % 50), 0) for number in range(len(received))]
+    assert received == [Verdict(number, 1, 0, 0, (5,) * (number % 50)) for number in range(len(received))]
     assert listener.num_rejected == 0
     with pytest.raises(PeerLostError):
         listener.send(VERDICT)
