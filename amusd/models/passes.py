@@ -20,6 +20,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
 from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
+from amusd.sampling.sampler_inputs import PackedInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class SamplerRows:
     """A sampler, and its inputs for one sequence's rows."""
 
     sampler: RowSampler
-    inputs: npt.NDArray[np.int64]
-    """[rows, words]; then a row for each further step."""
+    inputs: PackedInputs
+    """[rows, inputs], then a row for each further step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class ModelOutput:
     largest: npt.NDArray[np.float64] | None = None
     """[rows]: the logits of `columns`."""
     outputs: npt.NDArray[np.int32] | None = None
-    """[rows, words]: other outputs of the sampler."""
+    """[rows, num_outputs]: other outputs of the sampler."""
 
     def choose(self) -> list[int]:
         """The column of each row and step, as `sample`."""

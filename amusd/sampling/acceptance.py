@@ -29,7 +29,7 @@ from torch import Tensor
 from amusd.sampling.noise import Domain, key_of, noise_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
 from amusd.sampling.sampler import SequenceSampler
-from amusd.sampling.sampler_inputs import SamplerInputs, Words
+from amusd.sampling.sampler_inputs import PackedInputs, SamplerInputs
 
 _ID, _PROBABILITY = np.dtype("<i4"), np.dtype("<f4")
 _ENTRY_BYTES = _ID.itemsize + _PROBABILITY.itemsize
@@ -124,13 +124,13 @@ class DraftSampler(SequenceSampler):
 
     domain = Domain.DRAFT
 
-    def draw(self, logits: Tensor, words: Words) -> tuple[int, bytes]:
+    def draw(self, logits: Tensor, packed: PackedInputs) -> tuple[int, bytes]:
         """The column drawn from `logits` [1, columns], and the row that it was drawn from."""
-        inputs = self.state.send(torch.from_numpy(words))
+        inputs = self.state.send(torch.from_numpy(packed))
         best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
         columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
         scores, ids = bits.view(np.float64), self.state.ids[columns]
-        noise = noise_of(self.state.bits[columns], int(SamplerInputs.of(words).key[0]))
+        noise = noise_of(self.state.bits[columns], int(SamplerInputs.of(packed).key[0]))
         weights = np.exp(scores - scores[0])
         probabilities = (weights / weights.sum()).astype(np.float32)
         able = np.flatnonzero(probabilities)
@@ -144,14 +144,19 @@ class RatioTest(SequenceSampler):
     domain = Domain.RESAMPLE
 
     def accept(
-        self, logits: Tensor, start: int, words: Words, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
+        self,
+        logits: Tensor,
+        start: int,
+        packed: PackedInputs,
+        judged: Sequence[int],
+        drawn_from: Sequence[ProbabilityRow],
     ) -> Acceptance:
         """The tokens that a pass whose first token is at `start` commits.
 
-        `logits` [rows, columns]; `words`: of `rows`; `judged`: the candidates, one late one included.
+        `logits` [rows, columns]; `packed`: of `inputs`; `judged`: the candidates, one late one included.
         """
-        words = np.concatenate((words, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
-        inputs = self.state.send(torch.from_numpy(words))
+        packed = np.concatenate((packed, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
+        inputs = self.state.send(torch.from_numpy(packed))
         at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU looks no further than it has to
         token_ids: list[int] = []
         for rows in zip(torch.split(logits, at_once), torch.split(inputs, at_once), strict=True):
@@ -176,16 +181,16 @@ class RatioTest(SequenceSampler):
         return facts
 
     def _verdicts(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: words and facts."""
+        """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: packed inputs and facts."""
         number = len(self.sampler.neutral)
-        words, facts = inputs[:, :number], inputs[:, number:].view(torch.float64)
+        packed, facts = inputs[:, :number], inputs[:, number:].view(torch.float64)
         most = facts.shape[1] // 2 - 1
         candidates, least, ids, q_probs = torch.split(facts, [1, 1, most, most], 1)
-        p = _shaped(self, logits, words).double().softmax(1)
+        p = _shaped(self, logits, packed).double().softmax(1)
         is_kept = least < p.gather(1, candidates.long())
         excess = residual(p, ids.long(), q_probs).log().float()
         temperature = torch.ones(len(p), device=p.device)  # which is in p already
-        recovered = noisy_argmax(excess, self.state.codes, SamplerInputs.of(words).key, temperature)
+        recovered = noisy_argmax(excess, self.state.codes, SamplerInputs.of(packed).key, temperature)
         return torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1)
 
 
@@ -198,7 +203,7 @@ def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
     return torch.where(left.any(1, keepdim=True), left, p)
 
 
-def _shaped(sampler: SequenceSampler, logits: Tensor, words: Tensor) -> Tensor:
+def _shaped(sampler: SequenceSampler, logits: Tensor, packed: Tensor) -> Tensor:
     """float32 [rows, columns]: processed logits, divided by the temperature."""
-    scores: Tensor = sampler.sampler.shaped(logits.float(), words) / SamplerInputs.of(words).temperature.unsqueeze(1)
+    scores: Tensor = sampler.sampler.shaped(logits.float(), packed) / SamplerInputs.of(packed).temperature.unsqueeze(1)
     return scores

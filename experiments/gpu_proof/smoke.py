@@ -185,9 +185,9 @@ def _logits(num_columns: int, seed: int) -> Tensor:
 def _inputs(sampler: RowSampler, seed: int) -> Tensor:
     """Rows at temperature 0.7, and with top-p if the level has filters; nothing is known beside the logits."""
     distribution = Distribution(temperature=0.7, top_p=0.9 if sampler.level else 1.0)
-    words = np.tile(sampler.state.words_of(distribution), (ROWS, 1))
-    SamplerInputs.of(words).key.view(np.uint64)[:] = _keys(seed)
-    return torch.from_numpy(words)
+    packed = np.tile(sampler.state.packed_inputs(distribution), (ROWS, 1))
+    SamplerInputs.of(packed).key.view(np.uint64)[:] = _keys(seed)
+    return torch.from_numpy(packed)
 
 
 def _keys(seed: int) -> npt.NDArray[np.uint64]:

@@ -525,8 +525,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/sampling/ranking.py", "tests/sampling/test_ranking.py"): {
         "penalties see logits relative to the largest": (
-            "self.shaped(logits, words)",
-            "self.shaped(logits - logits.amax(1, keepdim=True), words)",
+            "self.shaped(logits, packed)",
+            "self.shaped(logits - logits.amax(1, keepdim=True), packed)",
         ),
         "a known token may lose what the model gives it": ("max(log_q, bias + slope * log_q)", "bias + slope * log_q"),
         "noise of tokens that cannot be proposed is forgotten": ("self._noise_of_token(token_id, key)", "0.0"),

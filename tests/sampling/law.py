@@ -183,12 +183,12 @@ class Experiment:
     ) -> None:
         block = session.begin(min(self.num_speculative_tokens, session.remaining - 1))
         sampler.see(session.committed)
-        words = sampler.rows(block.start, block.token_ids)
+        packed = sampler.inputs(block.start, block.token_ids)
         logits = forward(self.target, block.token_ids, cache).logits
         while self.asynchronous and candidates and schedule.random() < 0.3:
             self._take(session, candidates)  # late ones
         judged, rows = session.to_judge()
-        acceptance = sampler.accept(logits, block.start, words, judged, rows)
+        acceptance = sampler.accept(logits, block.start, packed, judged, rows)
         self.num_accepted += acceptance.num_accepted
         self.num_rejected += acceptance.num_accepted < len(judged)
         session.commit(acceptance.token_ids, acceptance.num_accepted)

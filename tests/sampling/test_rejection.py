@@ -40,7 +40,7 @@ def acceptance(p: Sequence[float], candidate: int, q: ProbabilityRow) -> Counter
     logits, found = torch.tensor([p]).log(), Counter[tuple[int, ...]]()
     for seed in range(400):
         sampler = RatioTest(replace(PLAIN, seed=seed), SamplingState(len(p)))
-        found[sampler.accept(logits, 0, sampler.rows(0, [0]), [candidate], [q]).token_ids] += 1
+        found[sampler.accept(logits, 0, sampler.inputs(0, [0]), [candidate], [q]).token_ids] += 1
     return found
 
 
