@@ -26,7 +26,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.draft_step import draft_step
 from amusd.runtime.rollback import RollbackManager
-from amusd.sampling.acceptance import RatioTest, unpack_rows
+from amusd.sampling.acceptance import RatioTest, unpack_draft_probs
 from amusd.sampling.sampler import SamplingState
 
 VOCAB_SIZE = 5
@@ -170,7 +170,7 @@ class Experiment:
     def _take(self, session: TargetSession, candidates: deque[bytes]) -> None:
         message = decode(candidates.popleft())[2]
         assert isinstance(message, Candidate)
-        session.receive(message, unpack_rows(message.draft_probs, message.token_ids, VOCAB_SIZE))
+        session.receive(message, unpack_draft_probs(message.draft_probs, message.token_ids, VOCAB_SIZE))
 
     def _verify(
         self,
