@@ -82,11 +82,18 @@ def attend_rows(
         sinks: [heads], a further score in each softmax that has no value; padded rows stay 0.
         firsts: [seqs, rows] int64, the first position that each row sees, or less; None: 0.
     """
+    slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions, firsts)
+    return _attend(query, keys[:, slots].float(), values[:, slots].float(), seen, scaling, softcap, sinks)
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """`attend_rows` to each row's own keys and values [key_heads, seqs, rows, width, dim]."""
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     folded = query.float().mul(scaling).view(seqs, rows, key_heads, heads // key_heads, dim).permute(2, 0, 1, 3, 4)
-    slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions, firsts)
-    scores = _dot(folded.unsqueeze(-2), keys[:, slots].float().unsqueeze(-3))  # [key_heads, seqs, rows, group, width]
+    scores = _dot(folded.unsqueeze(-2), keys.unsqueeze(-3))  # [key_heads, seqs, rows, group, width]
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~seen.unsqueeze(-2), -torch.inf)
@@ -95,7 +102,7 @@ def attend_rows(
     if sunk is not None:
         maximum = torch.maximum(maximum, sunk)
     weights = torch.exp(scores - maximum)
-    seen_values = values[:, slots].float().masked_fill(~seen.unsqueeze(-1), 0.0)  # [key_heads, seqs, rows, width, dim]
+    seen_values = values.masked_fill(~seen.unsqueeze(-1), 0.0)
     total = _fold(weights).unsqueeze(-1) + (0.0 if sunk is None else torch.exp(sunk - maximum))
     result = _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3)) / total.masked_fill(total == 0, 1.0)
     return result.permute(1, 2, 0, 3, 4).to(query.dtype).contiguous().view(query.shape)
