@@ -18,7 +18,7 @@ from amusd.logs import logger
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
 from amusd.runner.graphs import run_each_time
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import noisy_scores
 from amusd.sampling.operators import Triton, without_triton
 
 if TYPE_CHECKING:

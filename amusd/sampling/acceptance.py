@@ -26,8 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import Domain, key_of, noise_of, uniform
-from amusd.sampling.noisy_scores import noisy_argmax
+from amusd.sampling.noise import Domain, key_of, noise_of, noisy_argmax, uniform
 from amusd.sampling.sampler import SequenceSampler
 from amusd.sampling.sampler_inputs import PackedInputs, SamplerInputs
 

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.protocol.draft_session import Guesses
-from amusd.sampling.noise import code_of, noise_of
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import code_of, noise_of, noisy_scores
 from amusd.sampling.processors import largest_columns
 from amusd.sampling.sampler import RowSampler, SamplingState, SequenceSampler
 from amusd.sampling.sampler_inputs import MAX_MIXED, PackedInputs, SamplerInputs

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.protocol.prefix_hash import num_common
-from amusd.sampling.noise import Domain, codes_of, key_of, noise_of
-from amusd.sampling.noisy_scores import choose, noisy_argmax
+from amusd.sampling.noise import Domain, choose, codes_of, key_of, noise_of, noisy_argmax
 from amusd.sampling.processors import Columns, Row, filtered, kept_columns, largest_columns, logsumexp, penalized
 from amusd.sampling.sampler_inputs import NUM_BEFORE_PATH, PackedInputs, SamplerInputs
 from amusd.types import TopLogprobs

@@ -34,8 +34,7 @@ from amusd.models.row_attention import attend_rows
 from amusd.runner.graphs import Replay, run_each_time
 from amusd.runner.process_group import MANY_ROWS, ProcessGroup
 from amusd.runner.rendezvous import Rendezvous
-from amusd.sampling.noise import Domain, codes_of, key_of
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import Domain, codes_of, key_of, noisy_scores
 from amusd.sampling.ranking import RowRanker
 from amusd.sampling.sampler import Level, RowSampler, SamplingState
 from amusd.sampling.sampler_inputs import SamplerInputs

@@ -91,7 +91,7 @@ def attend_in_large_tiles() -> None:
 def launch_all(model: Model) -> None:
     """Every kernel of a model, in passes of several numbers of rows; sums of one, two and eight ranks."""
     from amusd.models.fused_triton import add_and_norm, rotate_and_store, silu_and_multiply
-    from amusd.sampling.noisy_scores_triton import noisy_scores
+    from amusd.sampling.noise_triton import noisy_scores
 
     dtype, dim = torch.bfloat16, model.dim
     num_rotated, num_stored = model.heads + model.key_heads, 2 * model.key_heads

@@ -501,7 +501,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a CPU looks at the likeliest columns only": ("if len(columns) == len(row) or (", "if True or ("),
         "a GPU's top-p leaves one column too many": ("(together < top_p", "(together - weights < top_p"),
     },
-    ("amusd/sampling/noisy_scores.py", "tests/sampling/test_sampler.py"): {
+    ("amusd/sampling/noise.py", "tests/sampling/test_sampler.py"): {
         "columns whose noise is near its largest are not looked at": ("(logits):", "(logits) or noise_of_others > 20:"),
     },
     ("amusd/sampling/sampler.py", "tests/sampling/test_sampler.py"): {

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import Distribution
-from amusd.sampling.noisy_scores import choose
+from amusd.sampling.noise import choose
 from amusd.sampling.processors import kept_columns
 from amusd.sampling.ranking import RowRanker
 from amusd.sampling.sampler import Level, RowSampler, SamplingState, SequenceSampler, scores_of
@@ -129,7 +129,7 @@ def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
 def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """-3.13 against 22.87, the ends of its range, of an unlikely column that is looked at last."""
     smallest = np.where(np.arange(5000) == 700, 0, 2**32 - 1).astype(np.uint32)
-    monkeypatch.setattr("amusd.sampling.noisy_scores.counters", lambda codes, _key: smallest[codes])
+    monkeypatch.setattr("amusd.sampling.noise.counters", lambda codes, _key: smallest[codes])
     logits = np.zeros(5000, np.float32) - np.linspace(0, 0.001, 5000, dtype=np.float32)
     logits[[0, 700]] = first, -0.01
     assert choose(logits, np.arange(5000, dtype=np.uint32), 0, 1.0) == chosen
