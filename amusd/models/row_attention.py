@@ -18,10 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import first_line
-from amusd.logs import logger
-from amusd.models.fused import silu_and_multiply
-from amusd.sampling.operators import Triton, register_triton
+from amusd.sampling.operators import register_triton
 
 BLOCK = 64
 SPLIT = 4 * BLOCK
@@ -34,20 +31,6 @@ def num_splits(num_positions: int) -> int:
     """Splits of so many positions on a GPU, a function of the position alone."""
     near = min(num_positions, NUM_NEAR * BLOCK)
     return -(-near // BLOCK) - (-(num_positions - near) // SPLIT)
-
-
-def try_triton(device: str) -> None:
-    """Run a first Triton kernel on `device`; where it fails, have torch compute instead, and say so.
-
-    Triton compiles its launcher with the machine's C compiler and Python's headers.
-    """
-    try:
-        silu_and_multiply(torch.zeros((1, 2), device=device))
-    except Exception as error:  # noqa: BLE001 - Triton's own errors have no common base
-        Triton.is_used = False
-        hint = "brings Triton, which needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
-        reason = f"{first_line(error)}; pip install 'amusd[gpu]' {hint}"
-        logger.warning("%s computes without Triton, which is slower: %s", device, reason)
 
 
 @register_triton("amusd.models.row_attention_triton")

@@ -18,7 +18,6 @@ import triton.language as tl
 from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 from amusd.models.row_attention import attend_rows as ordinary
 
-COMBINED = 16
 NUM_PROGRAMS = 1024
 """About the most programs of the first kernel: 8 per multiprocessor of an H100 balance it, and starting idle ones
 costs microseconds. A program takes every n-th split.
@@ -29,7 +28,7 @@ _MOST_BYTES = 1024  # of a head: as many fit neither into shared memory nor into
 _BLOCK = tl.constexpr(BLOCK)
 _SPLIT = tl.constexpr(SPLIT)
 _NUM_NEAR = tl.constexpr(NUM_NEAR)
-_COMBINED = tl.constexpr(COMBINED)
+_COMBINED = tl.constexpr(16)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
