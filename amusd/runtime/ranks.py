@@ -15,8 +15,8 @@ from amusd.models.passes import Command
 from amusd.protocol.messages import Failed, Ready
 from amusd.runner.process_group import ProcessGroup
 from amusd.runner.rank_commands import command_encoder
-from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.hello import failure_report, reported
+from amusd.runtime.rendezvous import Rendezvous
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
@@ -32,7 +32,8 @@ class Leader(ProcessGroup):
 
     def __init__(self, config: TransportConfig, rendezvous: Rendezvous, size: int, backend: Backend) -> None:
         """Listen for the followers. Raises `ConfigError`."""
-        super().__init__(0, size, rendezvous, backend)
+        super().__init__(0, size, rendezvous.address, backend, rendezvous.host, rendezvous.store)
+        self._rendezvous = rendezvous
         self._encode = command_encoder()
         try:
             for rank in range(1, size):
@@ -66,12 +67,12 @@ class Leader(ProcessGroup):
             with self._using:
                 message = self._links[rank].receive(0.0)
         except PeerLostError:
-            failure = self.rendezvous.failure(rank, REASON_SECONDS)
+            failure = self._rendezvous.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
         except ConfigError as error:
             raise ConfigError(f"rank {rank} of the target: {error}") from None
         if message is None:
-            failure = self.rendezvous.failure(rank, 0.0)  # of a process that has ended before it has come
+            failure = self._rendezvous.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure
             return False
@@ -100,7 +101,7 @@ class Follower(ProcessGroup):
 
     def __init__(self, config: TransportConfig, rendezvous: Rendezvous, rank: int, size: int, backend: Backend) -> None:
         """Look for the leader. Raises `ConfigError`."""
-        super().__init__(rank, size, rendezvous, backend)
+        super().__init__(rank, size, rendezvous.address, backend, rendezvous.host, rendezvous.store)
         self._link = self._links[0] = numbered_link(config, rendezvous.address, rank, listens=False)
 
     def ready(self, device: str, timeout_seconds: float) -> None:

@@ -33,7 +33,6 @@ from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
 from amusd.models.row_attention import attend_rows
 from amusd.runner.graphs import Replay, run_each_time
 from amusd.runner.process_group import MANY_ROWS, ProcessGroup
-from amusd.runner.rendezvous import Rendezvous
 from amusd.sampling.noise import Domain, codes_of, key_of, noisy_scores
 from amusd.sampling.ranking import RowRanker
 from amusd.sampling.sampler import Level, RowSampler, SamplingState
@@ -202,7 +201,7 @@ def group(job: Job) -> bool:
     device = job.scale.device
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
-    ranks = ProcessGroup(0, 1, Rendezvous(str(store)), "nccl" if device == GPU else "gloo")
+    ranks = ProcessGroup(0, 1, str(store), "nccl" if device == GPU else "gloo")
     num_threads = threading.active_count()
     ranks.form(device)
     part = torch.randn((MANY_ROWS, 512)).to(device)
