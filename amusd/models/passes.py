@@ -89,11 +89,11 @@ class Rows:
     parents: Sequence[int] | None = None
     """[rows - 1] for paths: the row before each but the first."""
     num_again: int = 0
-    """First rows whose tokens the cache held before, and which have no logits in the output."""
+    """Leading rows that are computed again, as the cache held their tokens before; the output has no logits of them."""
     num_final: int = 1
     """Leading rows that no rollback drops. If negative, the last `-num_final` tokens before them may be dropped too."""
     paths: Paths | None = None
-    """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
+    """For a tree, whose slots the caller chooses; the model adds the paths of `parents`. None: a chain."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -178,7 +178,7 @@ class ModelOutput:
             check_finite(logits[column])
             return column, nothing
         check_finite(logits.max())
-        return self.wanted.sampler.of_row(logits, self.wanted.inputs[row])
+        return self.wanted.sampler.compute_row(logits, self.wanted.inputs[row])
 
     def check(self) -> None:
         """Raise `NotFiniteError` unless each row's largest logit is finite."""

@@ -106,7 +106,7 @@ class ModelRunner:
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
-        Afterwards a captured pass of another shape is a `DeviceError`. The first call finds the way of a GPU's passes.
+        Afterwards a captured pass of another shape is a `DeviceError`. The first call on a GPU runs `find_way`.
         """
         if self.capture is not None and not self._is_prepared:
             if self.device.type == "cuda" and self.ranks.size == 1:

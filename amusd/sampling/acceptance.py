@@ -149,9 +149,9 @@ class RatioTest(SequenceSampler):
         judged: Sequence[int],
         drawn_from: Sequence[TokenProbs],
     ) -> Acceptance:
-        """The tokens that a pass whose first token is at `start` commits.
+        """The tokens that a pass over rows from position `start` on commits.
 
-        `logits` [rows, columns]; `packed`: of `inputs`; `judged`: the candidates, one late one included.
+        `logits` [rows, columns]; `packed`: from `inputs`; `judged`: the candidates, and one that came during the pass.
         """
         packed = np.concatenate((packed, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
         inputs = self.state.send(torch.from_numpy(packed))

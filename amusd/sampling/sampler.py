@@ -79,7 +79,8 @@ class SamplingState:
         self._columns = np.full(int(self.ids.max()) + 1, -1)
         self._columns[self.ids] = np.arange(vocab_size)
         codes = codes_of(len(self._columns))[torch.from_numpy(self.ids)]
-        self.codes, self.bits = codes.to(self.device), (bits := codes.numpy().view(np.uint32))
+        bits = codes.numpy().view(np.uint32)
+        self.codes, self.bits = codes.to(self.device), bits
         """[columns]: the tokens' codes, on the logits' device and for a CPU."""
         self.noise_row = lru_cache(_NOISE_ROWS_KEPT)(lambda key: torch.from_numpy(noise_of(bits, key)).float())
         """Key -> float32 [columns]: the noise of all columns, on a CPU."""
@@ -153,7 +154,7 @@ class RowSampler:
     max_best: ClassVar[int] = MAX_TOP_LOGPROBS
     state: SamplingState
     level: Level
-    """A pass may hold rows of a lower level, with neutral further inputs."""
+    """Rows of a lower level may share the pass; their further inputs are neutral."""
 
     @cached_property
     def neutral(self) -> PackedInputs:
@@ -181,7 +182,7 @@ class RowSampler:
         scored = logits.log_softmax(1).gather(1, torch.cat((columns.unsqueeze(1), top), 1))
         return columns, torch.cat((top.int(), scored.view(torch.int32)), 1)
 
-    def of_row(self, row: Row, packed: PackedInputs) -> tuple[int, npt.NDArray[np.int32]]:
+    def compute_row(self, row: Row, packed: PackedInputs) -> tuple[int, npt.NDArray[np.int32]]:
         """`compute` of one row with a finite largest logit on a CPU, where a torch operator takes 20 microseconds."""
         inputs = SamplerInputs.of(packed)
         shaped, left = self.shaped_row(row, inputs)
@@ -243,7 +244,7 @@ class SequenceSampler:
         self.needs_context = distribution.has_penalties
         self._num_prompt_tokens = len(prompt)
         self._context: list[int] = list(prompt) if self.needs_context else []
-        self._held: list[int] = []
+        self._counted: list[int] = []
         self._template = state.packed_inputs(distribution, sequence if level > Level.FILTERED else None)
         if level > Level.FILTERED:
             state.open(sequence, self._context, distribution.logit_bias)
@@ -284,8 +285,8 @@ class SequenceSampler:
 
     def _count(self, length: int) -> None:
         del self._context[length:]
-        answer, held = self._context[self._num_prompt_tokens :], self._held
-        same = num_common(answer, held)
-        self.state.count(ANSWER, self._sequence, held[same:], -1)
+        answer, counted = self._context[self._num_prompt_tokens :], self._counted
+        same = num_common(answer, counted)
+        self.state.count(ANSWER, self._sequence, counted[same:], -1)
         self.state.count(ANSWER, self._sequence, answer[same:], 1)
-        self._held = answer
+        self._counted = answer

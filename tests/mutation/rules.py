@@ -506,7 +506,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/sampling/sampler.py", "tests/sampling/test_sampler.py"): {
         "penalties reach the answer only": ("self.count(PROMPT, sequence, prompt, 1)", "pass"),
-        "tokens that were cut off stay counted": ("self.state.count(ANSWER, self._sequence, held[same:], -1)", "pass"),
+        "tokens that were cut off stay counted": (
+            "self.state.count(ANSWER, self._sequence, counted[same:], -1)",
+            "pass",
+        ),
         "the last token of the prompt counts as the answer's": ("max(0, self._num_prompt_tokens - length)", "0"),
         "a row without bias has that of its slot": ("sequence if level > Level.FILTERED else None", "sequence"),
         "the least likely are reported first": ("pair: (-pair[1], pair[0])", "pair: (pair[1], pair[0])"),
