@@ -3,7 +3,7 @@
 The steps of a forward pass, in order:
 
     ModelRunner.run       checks each sequence's `Rows`, and gives the rows of paths their slots
-    Ranks.announce        tells the other ranks to compute the same pass (`rank_commands.py`)
+    Ranks.announce        tells the other ranks to compute the same pass (`runtime/ranks.py`)
     EagerPasses.run       on a CPU, or for recurrent models: joins and pads the rows, and masks what a row must not see
     CapturedPasses.run    on a GPU: copies the rows to fixed addresses, and replays a graph, which also samples
     Network               computes logits: each layer writes keys and values to `KVMemory`, then calls `Attention`

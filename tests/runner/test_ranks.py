@@ -30,8 +30,7 @@ from amusd.protocol.messages import Ready
 from amusd.protocol.wire import encode
 from amusd.runner.graphs import Replay
 from amusd.runner.model_runner import ModelRunner, extend
-from amusd.runner.rank_commands import command_encoder, follow
-from amusd.runtime.ranks import Follower, Leader
+from amusd.runtime.ranks import Follower, Leader, command_encoder, follow
 from amusd.runtime.rendezvous import Rendezvous
 
 Life = Callable[[Follower], object]
