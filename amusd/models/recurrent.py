@@ -37,7 +37,7 @@ class StatePart:
     """Behind the final rows, where others follow."""
 
     def pieces(self, layer: int, most: int | None) -> Iterator[slice]:
-        """Yield the rows of each call of a layer; copy its state behind the final rows before others follow.
+        """The rows of each call of a layer, whose state behind the final ones is kept when the next are asked for.
 
         `most`: rows of a call; None: any number.
         """

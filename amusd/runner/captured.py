@@ -124,7 +124,7 @@ class CapturedPasses:
         return self.graphs[shape]
 
     def _captured(self, work: Work) -> Replay:
-        """The graph of `work`; where it cannot be captured, `work`, and no further pass is captured.
+        """Capture `work`; if that fails, return `work` itself, and capture no further pass.
 
         Raises `ConfigError` with several ranks, which capture their exchanges all or none.
         """

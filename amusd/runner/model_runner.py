@@ -155,7 +155,7 @@ class ModelRunner:
         self.compute(Wipe(cache))
 
     def compute(self, work: Command, sampler: RowSampler | None = None) -> list[ModelOutput]:
-        """Follow a command on every rank: the other ranks call this with the first rank's.
+        """Run a command on every rank: the first one announces it, and the others call this with it.
 
         `sampler`: the one that serves every sequence; None: the most likely tokens.
         """

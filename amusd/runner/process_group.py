@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 EXCHANGE_SECONDS = 60.0
 MANY_ROWS = 128
-"""Fewest rows of a pass that ranks add up in shares, in two exchanges with fewer bytes: those of prompts."""
+"""From so many rows on, as prompts have, each rank adds up a share: two exchanges with fewer bytes."""
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
@@ -102,7 +102,7 @@ class ProcessGroup(Ranks):
             raise self._reason(RankLostError(f"the ranks of the target did not meet: {failures[-1]}{hint}"))
 
     def _form(self, parts: Tensor, part: Tensor, failures: list[str]) -> None:
-        """Make the group, and the first exchange, by which NCCL makes its communicator; then no failure is left."""
+        """Make the group and a first exchange, with which NCCL makes its communicator; success clears `failures`."""
         try:
             self._group = self._make(str(part.device))
             work = self._group._allgather_base(parts, part, type(self._options)())  # noqa: SLF001 - as in `gather`

@@ -1,6 +1,6 @@
 """The likeliest next tokens of the target, as a draft sees them: the children of a node of its tree.
 
-The draft ranks by its scores, logits and noise, so the first of a row is what a `RowSampler` chooses.
+The draft ranks by score, logit plus noise, so the first token of a row is what a `RowSampler` chooses.
 
 The probabilities assume that the draft's logits l are off by standard Gumbel noise e: with the shared noise g, the
 target takes the argmax of (l + e) / T + g, distributed as softmax(l + T g): the softmax of T times the scores.
