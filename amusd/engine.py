@@ -29,9 +29,9 @@ from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError, ContextLengthError
 from amusd.logs import logger
 from amusd.policies.factory import check_sampling, choose_policy, choose_schedule, policy_name
-from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.devices import device_of
 from amusd.runtime.draft_process import DraftSource
+from amusd.runtime.rendezvous import Rendezvous
 from amusd.runtime.startup import connect_target
 from amusd.runtime.target_worker import TargetWorker
 from amusd.runtime.verifier import Request

@@ -22,7 +22,7 @@ from amusd.errors import ConfigError, first_line
 from amusd.logs import logger
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.network import Network
-from amusd.models.row_attention import try_triton
+from amusd.runner.fallback import try_triton
 from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.self_test import measure_width_invariance

@@ -83,7 +83,7 @@ class ChainText:
         token_ids, wanted = model_ids(self._model, [*self.token_ids[start:], *candidates]), None
         if self._sampler is not None:
             self._sampler.see(self.token_ids)
-            wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(start, token_ids, num_steps=steps))
+            wanted = SamplerRows(self._sampler.sampler, self._sampler.inputs(start, token_ids, num_steps=steps))
         return Rows(token_ids, self._cache, wanted, num_final=self._base - start)
 
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:

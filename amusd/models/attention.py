@@ -63,7 +63,7 @@ Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
 """Attends to the slots that each row of one pass sees: [rows, heads, dim], in the dtype of the keys or a finer one."""
 
 attention_of_pass: ContextVar[Attention] = ContextVar("attention_of_pass")
-"""That of the running pass, for `attend`: some models of transformers hand nothing on to their layers."""
+"""The attention of the running pass, for `attend`: some of transformers' models hand nothing on to their layers."""
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def attend_to_chains(chains: Sequence[tuple[int, int, int]]) -> Attention:
 def attend_by_table(
     table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
 ) -> Attention:
-    """The attention of a few rows per sequence, neighbours, each along its own path of slots (`attend_rows`)."""
+    """`attend_rows` as an `Attention`: a few neighbouring rows of each sequence, each along its own path of slots."""
     where = table, lengths, branches, row_paths, positions
     firsts = functools.cache(lambda window: None if window is None else window.first(positions))
 

@@ -63,17 +63,17 @@ def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
 
 
 def _batched(parts: Sequence[Part]) -> list[_Batch]:
-    """Parts in order, those that one call can compute together."""
+    """Group the parts that one call can compute together."""
     batches: list[list[Part]] = []
     for part in sorted(parts, key=lambda part: (*part.seen.shape, part.first)):
-        if batches and _goes_on(batches[-1], part):
+        if batches and _can_join(batches[-1], part):
             batches[-1].append(part)
         else:
             batches.append([part])
     return [_Batch(batch) for batch in batches]
 
 
-def _goes_on(batch: Sequence[Part], part: Part) -> bool:
+def _can_join(batch: Sequence[Part], part: Part) -> bool:
     if part.seen.shape != batch[-1].seen.shape:
         return False
     return len(batch) == 1 or part.first - batch[-1].first == batch[1].first - batch[0].first

@@ -85,11 +85,10 @@ class KVMemory:
 
     def views(self, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Keys and values [heads, slots, dim] of a layer stored joint."""
-        views = self._views.get(layer_idx)
-        if views is None:
+        if layer_idx not in self._views:
             keys, values = self._tensors[layer_idx, "joint"].chunk(2, dim=0)
-            views = self._views[layer_idx] = (keys, values)
-        return views
+            self._views[layer_idx] = (keys, values)
+        return self._views[layer_idx]
 
     def features(self, width: int, device: torch.device) -> Tensor:
         """[slots, width]: features of tokens."""
@@ -111,10 +110,9 @@ class KVMemory:
         return tensor
 
     def _tensor(self, part: tuple[int, str], num_heads: int, dim: int, device: torch.device) -> Tensor:
-        tensor = self._tensors.get(part)
-        if tensor is None:  # only the model knows its shape
-            tensor = self._tensors[part] = _zeros((num_heads, self.num_slots, dim), self.dtype, device)
-        return tensor
+        if part not in self._tensors:  # only the model knows its shape
+            self._tensors[part] = _zeros((num_heads, self.num_slots, dim), self.dtype, device)
+        return self._tensors[part]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

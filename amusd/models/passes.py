@@ -20,6 +20,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
 from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
+from amusd.sampling.sampler_inputs import PackedInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class SamplerRows:
     """A sampler, and its inputs for one sequence's rows."""
 
     sampler: RowSampler
-    inputs: npt.NDArray[np.int64]
-    """[rows, words]; then a row for each further step."""
+    inputs: PackedInputs
+    """[rows, inputs], then a row for each further step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,11 @@ class Rows:
     parents: Sequence[int] | None = None
     """[rows - 1] for paths: the row before each but the first."""
     num_again: int = 0
-    """First rows whose tokens the cache held before, and which have no logits in the output."""
+    """Leading rows that are computed again, as the cache held their tokens before; the output has no logits of them."""
     num_final: int = 1
     """Leading rows that no rollback drops. If negative, the last `-num_final` tokens before them may be dropped too."""
     paths: Paths | None = None
-    """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
+    """For a tree, whose slots the caller chooses; the model adds the paths of `parents`. None: a chain."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -156,7 +157,7 @@ class ModelOutput:
     largest: npt.NDArray[np.float64] | None = None
     """[rows]: the logits of `columns`."""
     outputs: npt.NDArray[np.int32] | None = None
-    """[rows, words]: other outputs of the sampler."""
+    """[rows, num_outputs]: other outputs of the sampler."""
 
     def choose(self) -> list[int]:
         """The column of each row and step, as `sample`."""
@@ -177,7 +178,7 @@ class ModelOutput:
             check_finite(logits[column])
             return column, nothing
         check_finite(logits.max())
-        return self.wanted.sampler.of_row(logits, self.wanted.inputs[row])
+        return self.wanted.sampler.compute_row(logits, self.wanted.inputs[row])
 
     def check(self) -> None:
         """Raise `NotFiniteError` unless each row's largest logit is finite."""

@@ -18,10 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import first_line
-from amusd.logs import logger
-from amusd.models.fused import silu_and_multiply
-from amusd.sampling.operators import Triton, register_triton
+from amusd.sampling.operators import register_triton
 
 BLOCK = 64
 SPLIT = 4 * BLOCK
@@ -34,20 +31,6 @@ def num_splits(num_positions: int) -> int:
     """Splits of so many positions on a GPU, a function of the position alone."""
     near = min(num_positions, NUM_NEAR * BLOCK)
     return -(-near // BLOCK) - (-(num_positions - near) // SPLIT)
-
-
-def try_triton(device: str) -> None:
-    """Run a first Triton kernel on `device`; where it fails, have torch compute instead, and say so.
-
-    Triton compiles its launcher with the machine's C compiler and Python's headers.
-    """
-    try:
-        silu_and_multiply(torch.zeros((1, 2), device=device))
-    except Exception as error:  # noqa: BLE001 - Triton's own errors have no common base
-        Triton.is_used = False
-        hint = "brings Triton, which needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
-        reason = f"{first_line(error)}; pip install 'amusd[gpu]' {hint}"
-        logger.warning("%s computes without Triton, which is slower: %s", device, reason)
 
 
 @register_triton("amusd.models.row_attention_triton")
@@ -82,11 +65,18 @@ def attend_rows(
         sinks: [heads], a further score in each softmax that has no value; padded rows stay 0.
         firsts: [seqs, rows] int64, the first position that each row sees, or less; None: 0.
     """
+    slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions, firsts)
+    return _attend(query, keys[:, slots].float(), values[:, slots].float(), seen, scaling, softcap, sinks)
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """`attend_rows` to each row's own keys and values [key_heads, seqs, rows, width, dim]."""
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     folded = query.float().mul(scaling).view(seqs, rows, key_heads, heads // key_heads, dim).permute(2, 0, 1, 3, 4)
-    slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions, firsts)
-    scores = _dot(folded.unsqueeze(-2), keys[:, slots].float().unsqueeze(-3))  # [key_heads, seqs, rows, group, width]
+    scores = _dot(folded.unsqueeze(-2), keys.unsqueeze(-3))  # [key_heads, seqs, rows, group, width]
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~seen.unsqueeze(-2), -torch.inf)
@@ -95,7 +85,7 @@ def attend_rows(
     if sunk is not None:
         maximum = torch.maximum(maximum, sunk)
     weights = torch.exp(scores - maximum)
-    seen_values = values[:, slots].float().masked_fill(~seen.unsqueeze(-1), 0.0)  # [key_heads, seqs, rows, width, dim]
+    seen_values = values.masked_fill(~seen.unsqueeze(-1), 0.0)
     total = _fold(weights).unsqueeze(-1) + (0.0 if sunk is None else torch.exp(sunk - maximum))
     result = _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3)) / total.masked_fill(total == 0, 1.0)
     return result.permute(1, 2, 0, 3, 4).to(query.dtype).contiguous().view(query.shape)

@@ -18,7 +18,6 @@ import triton.language as tl
 from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 from amusd.models.row_attention import attend_rows as ordinary
 
-COMBINED = 16
 NUM_PROGRAMS = 1024
 """About the most programs of the first kernel: 8 per multiprocessor of an H100 balance it, and starting idle ones
 costs microseconds. A program takes every n-th split.
@@ -29,7 +28,7 @@ _MOST_BYTES = 1024  # of a head: as many fit neither into shared memory nor into
 _BLOCK = tl.constexpr(BLOCK)
 _SPLIT = tl.constexpr(SPLIT)
 _NUM_NEAR = tl.constexpr(NUM_NEAR)
-_COMBINED = tl.constexpr(COMBINED)
+_COMBINED = tl.constexpr(16)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -124,31 +123,36 @@ def _first_seen(first, position):
     return tl.where(position < 0, 2147483647, tl.maximum(first, 0).to(tl.int32))
 
 
+@triton.jit
+def _window(firsts, live, position, has_window: tl.constexpr):
+    """The first position that each row of a tile sees, not used without a window, and the tile's first split."""
+    first, first_split = position, 0
+    if has_window:
+        first = _first_seen(tl.load(firsts, mask=live, other=0), position)
+        first_split = _split_of(tl.minimum(tl.min(first, 0), tl.max(position, 0)))
+    return first, first_split
+
+
 # No variants by the values of numbers or the alignment of inputs: what is compiled depends on the model alone.
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def _attend_splits(
-    query, keys, values, table, lengths, branches, row_paths, positions, firsts,
-    sums, maxima, totals,
+    query, keys, values, table, lengths, branches, row_paths, positions, firsts, sums, maxima, totals,
     keys_per_head: tl.int64, values_per_head: tl.int64, table_stride: tl.int64,
     num_rows, num_splits, num_paths, depth, scaling,
     has_window: tl.constexpr, softcap: tl.constexpr, heads: tl.constexpr, group: tl.constexpr,
     dim: tl.constexpr, padded_dim: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     # The rows of this tile: [size] pairs of a row of the pass and a query head
-    key_heads: tl.constexpr = heads // group
-    key_head = (tl.program_id(0) % key_heads).to(tl.int64)
+    key_head = (tl.program_id(0) % (heads // group)).to(tl.int64)
     seq = tl.program_id(1).to(tl.int64)
     pair = tl.arange(0, size)
-    row = tl.program_id(0) // key_heads * (size // group) + pair // group
+    row = tl.program_id(0) // (heads // group) * (size // group) + pair // group
     live = (pair < size // group * group) & (row < num_rows)
     position = tl.load(positions + seq * num_rows + row, mask=live, other=-1).to(tl.int32)
     path = tl.load(row_paths + seq * num_rows + row, mask=live, other=0).to(tl.int32)
     num_used = tl.minimum(tl.max(path, 0) + 1, num_paths)  # the others would cost products, and change nothing
     last = tl.max(position, 0)
-    first, first_split = position, 0  # `first` is not read without a window
-    if has_window:
-        first = _first_seen(tl.load(firsts + seq * num_rows + row, mask=live, other=0), position)
-        first_split = _split_of(tl.minimum(tl.min(first, 0), last))
+    first, first_split = _window(firsts + seq * num_rows + row, live, position, has_window)
     length = tl.load(lengths + seq)
     length = tl.where(length > last, 2147483647, length).to(tl.int32)  # a chain: the table has every position
 
@@ -193,18 +197,9 @@ def _attend_split(
     total = tl.zeros((rows.shape[0],), tl.float32)
     result = tl.zeros(rows.shape, tl.float32)
     for item in range(skipped, num_shared + (num_blocks - num_shared) * num_used):
-        # Which block, for which rows, from which slots
-        beyond = tl.maximum(item - num_shared, 0)
-        block = tl.minimum(item, num_shared) + beyond // num_used
-        item_path = beyond % num_used
-        reach = tl.where((path == item_path) | (item < num_shared), position, -1)
-        wanted = start + block * _BLOCK + tl.arange(0, _BLOCK)
-        seen = wanted <= tl.max(reach, 0)  # by any row
-        if has_window:
-            seen = seen & (wanted >= tl.min(tl.where(reach < 0, 2147483647, first), 0))
-        committed = tl.load(table + wanted, mask=seen & (wanted < length), other=0)
-        own = branches + item_path * depth + (wanted - length)
-        slot = committed + tl.load(own, mask=seen & (wanted >= length), other=0)
+        wanted, reach, seen, slot = _block(
+            item, start, num_shared, num_used, position, first, path, length, table, branches, depth, has_window
+        )
         place, mask = slot[:, None] * dim + column, seen[:, None] & (column < dim)
         block_keys = tl.load(keys + place, mask=mask, other=0.0)  # [_BLOCK, padded_dim]
         scores = tl.dot(rows, tl.trans(block_keys), input_precision="ieee") * scaling
@@ -216,6 +211,25 @@ def _attend_split(
         scores = tl.where(in_reach, scores * _LOG2_E, float("-inf"))
         maximum, total, result = _online_softmax(scores, values + place, mask, maximum, total, result)
     return start, maximum, total, result
+
+
+@triton.jit
+def _block(
+    item, start, num_shared, num_used, position, first, path, length, table, branches, depth, has_window: tl.constexpr
+):
+    """Positions of an item's block; up to which each row sees them; whether any row does; and their slots."""
+    beyond = tl.maximum(item - num_shared, 0)
+    block = tl.minimum(item, num_shared) + beyond // num_used
+    item_path = beyond % num_used
+    reach = tl.where((path == item_path) | (item < num_shared), position, -1)
+    wanted = start + block * _BLOCK + tl.arange(0, _BLOCK)
+    seen = wanted <= tl.max(reach, 0)
+    if has_window:
+        seen = seen & (wanted >= tl.min(tl.where(reach < 0, 2147483647, first), 0))
+    committed = tl.load(table + wanted, mask=seen & (wanted < length), other=0)
+    own = branches + item_path * depth + (wanted - length)
+    slot = committed + tl.load(own, mask=seen & (wanted >= length), other=0)
+    return wanted, reach, seen, slot
 
 
 @triton.jit

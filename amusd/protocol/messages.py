@@ -18,8 +18,9 @@ MAX_FAN_OUT = 1 << 12
 """Most candidates behind one token of a tree, and most nodes of one step."""
 MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
-MAX_ROWS = 1 << 12
-MAX_ROW_BYTES = 1 << 15
+MAX_DRAFT_PROBS = 1 << 12
+MAX_DRAFT_PROBS_BYTES = 1 << 15
+"""Of one token."""
 MAX_FEATURE_BYTES = 1 << 20
 MAX_EPOCH = 1 << 32
 """Far more losses than a sequence has."""
@@ -38,7 +39,7 @@ SequenceIds: TypeAlias = Annotated[tuple[Unsigned64, ...], Meta(max_length=MAX_N
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 Names: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=MAX_NAMES)]
 DraftProbs: TypeAlias = Annotated[
-    tuple[Annotated[bytes, Meta(max_length=MAX_ROW_BYTES)], ...], Meta(max_length=MAX_ROWS)
+    tuple[Annotated[bytes, Meta(max_length=MAX_DRAFT_PROBS_BYTES)], ...], Meta(max_length=MAX_DRAFT_PROBS)
 ]
 FeatureBytes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FEATURE_BYTES)]
 

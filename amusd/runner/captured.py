@@ -124,7 +124,7 @@ class CapturedPasses:
         return self.graphs[shape]
 
     def _captured(self, work: Work) -> Replay:
-        """The graph of `work`; where it cannot be captured, `work`, and no further pass is captured.
+        """Capture `work`; if that fails, return `work` itself, and capture no further pass.
 
         Raises `ConfigError` with several ranks, which capture their exchanges all or none.
         """
@@ -143,11 +143,8 @@ class CapturedPasses:
         inputs, memory, sequences = self._inputs, self._memory, self._num_computed(shape)
         places = inputs.places(shape.step, sequences * shape.rows)
         memory.slots_of_pass, memory.parents_of_pass = inputs.rows[SLOT, places], inputs.rows[PARENT, places]
-        token_ids, positions = (
-            self._token_ids(shape.step, places, sequences),
-            inputs.rows[POSITION, places].clamp(min=0),
-        )
-        attention = inputs.attention(places, sequences)
+        token_ids = self._token_ids(shape.step, places, sequences)
+        positions, attention = inputs.rows[POSITION, places].clamp(min=0), inputs.attention(places, sequences)
         logits = self._model.network(token_ids, positions, attention, memory, with_logits=True)
         number = shape.sequences * shape.rows
         self._choose(logits[:number], shape.sampler, inputs.places(shape.step, number))

@@ -15,10 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from amusd.errors import AmusdError, first_line
 from amusd.logs import logger
+from amusd.models.fused import silu_and_multiply
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
 from amusd.runner.graphs import run_each_time
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import noisy_scores
 from amusd.sampling.operators import Triton, without_triton
 
 if TYPE_CHECKING:
@@ -65,6 +66,20 @@ def find_way(model: ModelRunner, cache: KVCache) -> str:
     if left_out:
         logger.warning("%s computes without %s, which is slower: %s", model.device, left_out, reasons[0])
     return f"computed without {left_out or 'leaving out anything'}; {reasons[-1]}"
+
+
+def try_triton(device: str) -> None:
+    """Run a first Triton kernel on `device`; if it fails, let torch compute instead, and say so in one line.
+
+    Triton compiles its launcher with the machine's C compiler and Python's headers.
+    """
+    try:
+        silu_and_multiply(torch.zeros((1, 2), device=device))
+    except Exception as error:  # noqa: BLE001 - Triton's own errors have no common base
+        Triton.is_used = False
+        hint = "brings Triton, which needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
+        reason = f"{first_line(error)}; pip install 'amusd[gpu]' {hint}"
+        logger.warning("%s computes without Triton, which is slower: %s", device, reason)
 
 
 def _leave_out_fused_attention() -> None:

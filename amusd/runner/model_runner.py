@@ -3,7 +3,7 @@
 The steps of a forward pass, in order:
 
     ModelRunner.run       checks each sequence's `Rows`, and gives the rows of paths their slots
-    Ranks.announce        tells the other ranks to compute the same pass (`rank_commands.py`)
+    Ranks.announce        tells the other ranks to compute the same pass (`runtime/ranks.py`)
     EagerPasses.run       on a CPU, or for recurrent models: joins and pads the rows, and masks what a row must not see
     CapturedPasses.run    on a GPU: copies the rows to fixed addresses, and replays a graph, which also samples
     Network               computes logits: each layer writes keys and values to `KVMemory`, then calls `Attention`
@@ -106,7 +106,7 @@ class ModelRunner:
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
-        Afterwards a captured pass of another shape is a `DeviceError`. The first call finds the way of a GPU's passes.
+        Afterwards a captured pass of another shape is a `DeviceError`. The first call on a GPU runs `find_way`.
         """
         if self.capture is not None and not self._is_prepared:
             if self.device.type == "cuda" and self.ranks.size == 1:
@@ -155,7 +155,7 @@ class ModelRunner:
         self.compute(Wipe(cache))
 
     def compute(self, work: Command, sampler: RowSampler | None = None) -> list[ModelOutput]:
-        """Follow a command on every rank: the other ranks call this with the first rank's.
+        """Run a command on every rank: the first one announces it, and the others call this with it.
 
         `sampler`: the one that serves every sequence; None: the most likely tokens.
         """

@@ -58,7 +58,7 @@ class Pinned:
 
 
 class SamplerBuffer:
-    """The inputs [places, words] and outputs [places, num_outputs] of one sampler."""
+    """The inputs [places, inputs] and outputs [places, num_outputs] of one sampler."""
 
     def __init__(self, sampler: RowSampler, num_places: int, device: torch.device) -> None:
         self._neutral = sampler.neutral

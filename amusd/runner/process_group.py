@@ -38,7 +38,6 @@ from torch import Tensor, distributed
 
 from amusd.errors import RankLostError, first_line
 from amusd.models.sharding import Ranks, share
-from amusd.runner.rendezvous import Rendezvous
 from amusd.transport.torch_distributed import Backend, break_gloo, file_store, gloo_group, nccl_group
 
 if TYPE_CHECKING:
@@ -46,12 +45,12 @@ if TYPE_CHECKING:
 
 EXCHANGE_SECONDS = 60.0
 MANY_ROWS = 128
-"""Fewest rows of a pass that ranks add up in shares, in two exchanges with fewer bytes: those of prompts."""
+"""From so many rows on, as prompts have, each rank adds up a share: two exchanges with fewer bytes."""
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
 """Longest wait for an abort, since NCCL waits for graphs to be destroyed."""
-_BEGUN_SECONDS = 0.1  # within which an exchange that began before the loss was known has been given to the device
+_BEGUN_SECONDS = 0.1  # for an exchange that began before the loss was known to reach the device
 _NCCL_HINT = "NCCL_DEBUG=INFO says more; try NCCL_P2P_DISABLE=1, or name the network in NCCL_SOCKET_IFNAME"
 
 
@@ -64,12 +63,15 @@ def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend
 class ProcessGroup(Ranks):
     """One rank of a group that exchanges tensors. Links to the other ranks show their loss."""
 
-    def __init__(self, rank: int, size: int, rendezvous: Rendezvous, backend: Backend = "gloo") -> None:
+    def __init__(
+        self, rank: int, size: int, folder: str, backend: Backend = "gloo", host: str = "127.0.0.1", store: Any = None
+    ) -> None:
+        """`folder`: where the ranks meet if there is no `store` of torch; `host`: this machine's, for gloo."""
         super().__init__(rank, size)
         from torch.distributed import distributed_c10d as c10d
 
         self.captures = backend == "nccl"
-        self.rendezvous = rendezvous
+        self._folder, self._host, self._store = folder, host, store
         self._backend = backend
         self._group: Any = None
         self._links: dict[int, ZeroMQTransport] = {}
@@ -100,14 +102,21 @@ class ProcessGroup(Ranks):
             raise self._reason(RankLostError(f"the ranks of the target did not meet: {failures[-1]}{hint}"))
 
     def _form(self, parts: Tensor, part: Tensor, failures: list[str]) -> None:
-        """Make the group, and the first exchange, by which NCCL makes its communicator; then no failure is left."""
+        """Make the group and a first exchange, with which NCCL makes its communicator; success clears `failures`."""
         try:
-            self._group = _make(self.rendezvous, self.rank, self.size, str(part.device), self._backend)
+            self._group = self._make(str(part.device))
             work = self._group._allgather_base(parts, part, type(self._options)())  # noqa: SLF001 - as in `gather`
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))  # with a time, it blocks the host
             failures.clear()
         except Exception as error:  # noqa: BLE001 - the rank that waits says it
             failures.append(first_line(error))
+
+    def _make(self, device: str) -> Any:
+        store = file_store(Path(self._folder), self.size) if self._store is None else self._store
+        if self._backend == "nccl":
+            options = distributed.ProcessGroupNCCL.Options()
+            return nccl_group(store, self.rank, self.size, device, options, _WATCHDOG_SECONDS)
+        return gloo_group(store, self.rank, self.size, EXCHANGE_SECONDS, self._host)
 
     def gather(self, part: Tensor) -> Tensor:
         """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype.
@@ -206,10 +215,3 @@ class ProcessGroup(Ranks):
         except RuntimeError as error:
             lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
             raise self._reason(lost) from None
-
-
-def _make(rendezvous: Rendezvous, rank: int, size: int, device: str, backend: Backend) -> Any:
-    store = file_store(Path(rendezvous.address), size) if rendezvous.store is None else rendezvous.store
-    if backend == "nccl":
-        return nccl_group(store, rank, size, device, distributed.ProcessGroupNCCL.Options(), _WATCHDOG_SECONDS)
-    return gloo_group(store, rank, size, EXCHANGE_SECONDS, rendezvous.host)

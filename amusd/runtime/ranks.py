@@ -1,23 +1,34 @@
-"""The ranks of one target: rank 0 leads, the others follow its commands.
+"""The ranks of one target: rank 0 leads, the others follow its commands and compute the same on their parts.
 
-The leader sends each follower a message for each pass. Tensors go through a process group (`runner/process_group.py`).
+All ranks thus capture and replay the same passes in one order, as exchanges in CUDA graphs require. Commands have no
+answers. A cache is sent with its length, so a rollback needs no message. Samples of the followers are not used. Tensors
+go through a process group (`runner/process_group.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from amusd.config import TransportConfig
-from amusd.errors import ConfigError, PeerLostError, RankLostError
-from amusd.models.passes import Command
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, RankLostError
+from amusd.models.kv_cache import KVCache, KVMemory
+from amusd.models.passes import Command, Forward
 from amusd.protocol.messages import Failed, Ready
+from amusd.runner.model_runner import ModelRunner
 from amusd.runner.process_group import ProcessGroup
-from amusd.runner.rank_commands import command_encoder
-from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.hello import failure_report, reported
-from amusd.sampling.sampler import Level
+from amusd.runtime.rendezvous import Rendezvous
+from amusd.sampling.sampler import Level, RowSampler
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
 
@@ -32,7 +43,8 @@ class Leader(ProcessGroup):
 
     def __init__(self, config: TransportConfig, rendezvous: Rendezvous, size: int, backend: Backend) -> None:
         """Listen for the followers. Raises `ConfigError`."""
-        super().__init__(0, size, rendezvous, backend)
+        super().__init__(0, size, rendezvous.address, backend, rendezvous.host, rendezvous.store)
+        self._rendezvous = rendezvous
         self._encode = command_encoder()
         try:
             for rank in range(1, size):
@@ -66,12 +78,12 @@ class Leader(ProcessGroup):
             with self._using:
                 message = self._links[rank].receive(0.0)
         except PeerLostError:
-            failure = self.rendezvous.failure(rank, REASON_SECONDS)
+            failure = self._rendezvous.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
         except ConfigError as error:
             raise ConfigError(f"rank {rank} of the target: {error}") from None
         if message is None:
-            failure = self.rendezvous.failure(rank, 0.0)  # of a process that has ended before it has come
+            failure = self._rendezvous.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure
             return False
@@ -100,7 +112,7 @@ class Follower(ProcessGroup):
 
     def __init__(self, config: TransportConfig, rendezvous: Rendezvous, rank: int, size: int, backend: Backend) -> None:
         """Look for the leader. Raises `ConfigError`."""
-        super().__init__(rank, size, rendezvous, backend)
+        super().__init__(rank, size, rendezvous.address, backend, rendezvous.host, rendezvous.store)
         self._link = self._links[0] = numbered_link(config, rendezvous.address, rank, listens=False)
 
     def ready(self, device: str, timeout_seconds: float) -> None:
@@ -131,3 +143,57 @@ class Follower(ProcessGroup):
             with suppress(PeerLostError), self._using:  # the leader is gone
                 self._link.send(failure_report(error))
         super().close()
+
+
+def command_encoder() -> Callable[[Command, Level | None], bytes]:
+    """Return a function that encodes one leader's commands, with the memories that are gone and the sampler's level."""
+    count = itertools.count(1)
+    memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
+    dropped: list[int] = []
+
+    def encode_part(value: KVCache | npt.NDArray[np.int64]) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.astype(np.int32).tobytes()
+        memory = value.memory
+        if memory not in memories:
+            memories[memory] = next(count)
+            weakref.finalize(memory, dropped.append, memories[memory]).atexit = False
+        num_caches = memory.num_slots // value.allocated
+        return memories[memory], num_caches, value.capacity, value.spare, value.number, value.length
+
+    def encode(work: Command, level: Level | None) -> bytes:
+        gone = [dropped.pop() for _ in range(len(dropped))]
+        if isinstance(work, Forward):
+            work = Forward([replace(rows, wanted=None) for rows in work.rows], work.steps)
+        return msgspec.msgpack.encode((gone, level, work), enc_hook=encode_part)
+
+    return encode
+
+
+def follow(model: ModelRunner, frames: Iterable[bytes]) -> None:
+    """Follow every command on this rank's part of the model.
+
+    Raises `PeerProtocolError` for a malformed one, `PeerError` if another rank is lost.
+    """
+    memories: dict[int, list[KVCache]] = {}
+
+    def decode(kind: type, value: Any) -> object:
+        if kind is not KVCache:
+            return np.frombuffer(value, np.int32).astype(np.int64)
+        memory, num_caches, capacity, spare, number, length = value
+        if memory not in memories:
+            memories[memory] = model.new_caches(num_caches, capacity, spare=spare)
+        cache = memories[memory][number]
+        cache.truncate(length)
+        return cache
+
+    decoder = msgspec.msgpack.Decoder(tuple[list[int], Level | None, Command], dec_hook=decode)
+    for frame in frames:
+        try:
+            dropped, level, work = decoder.decode(frame)
+        except msgspec.MsgspecError as error:
+            raise PeerProtocolError(f"rank 0 of the target: {error}") from None
+        for number in dropped:
+            memories.pop(number, None)
+        sampler = None if level is None else RowSampler(model.sampling_state(work.cache)[0], level)
+        model.compute(work, sampler)

@@ -16,13 +16,12 @@ from amusd.logs import logger
 from amusd.models.sharding import ALONE
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.process_group import backend_for
-from amusd.runner.rank_commands import follow
-from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftSource
-from amusd.runtime.ranks import Follower, Leader
+from amusd.runtime.ranks import Follower, Leader, follow
+from amusd.runtime.rendezvous import Rendezvous
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.torch_distributed import Backend

@@ -22,7 +22,7 @@ from amusd.protocol.verification import Block, PassOutcome
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.verifier import Request, Verifier
-from amusd.sampling.acceptance import Acceptance, unpack_rows
+from amusd.sampling.acceptance import Acceptance, unpack_draft_probs
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Token
@@ -113,7 +113,7 @@ class TargetSequence(DraftedSequence):
         draft_probs: Sequence[Any] = ()
         try:
             if message.draft_probs:
-                draft_probs = unpack_rows(message.draft_probs, message.token_ids, self.model.vocab_size)
+                draft_probs = unpack_draft_probs(message.draft_probs, message.token_ids, self.model.vocab_size)
             reception = self.session.receive(message, draft_probs)
         except (PeerProtocolError, ValueError) as error:
             self.metrics.num_refused += 1

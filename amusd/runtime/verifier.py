@@ -76,8 +76,8 @@ class Verifier:
         """The rows that a pass computes to judge `block`."""
         wanted, parents = None, block.parents if block.alternatives else None
         if self._sampler is not None:
-            words = self._sampler.rows(block.start, block.token_ids, parents)
-            wanted = SamplerRows(self._sampler.sampler, words)
+            inputs = self._sampler.inputs(block.start, block.token_ids, parents)
+            wanted = SamplerRows(self._sampler.sampler, inputs)
         return Rows(block.token_ids, self._cache, wanted, parents)
 
     def judge_again(self, session: TargetSession, block: Block) -> Acceptance:

@@ -13,10 +13,10 @@ from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError
 from amusd.files import CONFIG_JSON, TOKENIZER, check_checkpoint, make_socket_folder
-from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftSource
+from amusd.runtime.rendezvous import Rendezvous
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.factory import check_link
 

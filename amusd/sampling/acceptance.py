@@ -4,7 +4,7 @@ Equality (greedy decoding and matching): a candidate is accepted when it is the 
 
 Ratio test: a candidate is kept with probability min(1, p / q), else a token is drawn from the excess of p over q. p is
 the target's distribution, q the one that the candidate was drawn from. The token is then distributed as p, under four
-conditions (docs/sampling.md). q travels with its token, as a row of the tokens that could be drawn:
+conditions (docs/sampling.md). q travels with its candidate, as the n tokens that could be drawn:
 
     n int32   token ids, ascending
     n float32 their probabilities, which sum to 1
@@ -26,10 +26,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import Domain, key_of, noise_of, uniform
-from amusd.sampling.noisy_scores import noisy_argmax
+from amusd.sampling.noise import Domain, key_of, noise_of, noisy_argmax, uniform
 from amusd.sampling.sampler import SequenceSampler
-from amusd.sampling.sampler_inputs import SamplerInputs, Words
+from amusd.sampling.sampler_inputs import PackedInputs, SamplerInputs
 
 _ID, _PROBABILITY = np.dtype("<i4"), np.dtype("<f4")
 _ENTRY_BYTES = _ID.itemsize + _PROBABILITY.itemsize
@@ -73,8 +72,8 @@ def accept_along(
 
 
 @dataclass(frozen=True, slots=True)
-class ProbabilityRow:
-    """A distribution over n tokens, whose ids ascend."""
+class TokenProbs:
+    """What a candidate was drawn from: a distribution over n tokens, whose ids ascend."""
 
     token_ids: npt.NDArray[Any]
     probabilities: npt.NDArray[np.float32]
@@ -85,38 +84,37 @@ class ProbabilityRow:
         found = index < len(self.token_ids) and int(self.token_ids[index]) == token_id
         return float(self.probabilities[index]) if found else 0.0
 
-
-def pack_row(row: ProbabilityRow) -> bytes:
-    """The bytes of a row."""
-    return row.token_ids.astype(_ID).tobytes() + row.probabilities.astype(_PROBABILITY).tobytes()
+    def pack(self) -> bytes:
+        """The bytes that travel."""
+        return self.token_ids.astype(_ID).tobytes() + self.probabilities.astype(_PROBABILITY).tobytes()
 
 
 def certain(token_id: int) -> bytes:
-    """The row of a token that was not drawn, such as a looked-up one."""
-    return pack_row(ProbabilityRow(np.array([token_id], dtype=np.int32), np.array([1.0], dtype=np.float32)))
+    """The packed distribution of a token that was not drawn, such as a looked-up one."""
+    return TokenProbs(np.array([token_id], dtype=np.int32), np.array([1.0], dtype=np.float32)).pack()
 
 
-def unpack_rows(rows: Sequence[bytes], token_ids: Sequence[int], vocab_size: int) -> tuple[ProbabilityRow, ...]:
-    """The row of each token. Raises `ValueError`."""
-    return tuple(unpack_row(row, token_id, vocab_size) for row, token_id in zip(rows, token_ids, strict=True))
+def unpack_draft_probs(packed: Sequence[bytes], token_ids: Sequence[int], vocab_size: int) -> tuple[TokenProbs, ...]:
+    """The distribution of each token. Raises `ValueError`."""
+    return tuple(unpack_probs(data, token_id, vocab_size) for data, token_id in zip(packed, token_ids, strict=True))
 
 
-def unpack_row(data: bytes, token_id: int, vocab_size: int) -> ProbabilityRow:
-    """The row that `token_id` was drawn from. Raises `ValueError` for an impossible one."""
+def unpack_probs(data: bytes, token_id: int, vocab_size: int) -> TokenProbs:
+    """The distribution that `token_id` was drawn from. Raises `ValueError` for an impossible one."""
     number, rest = divmod(len(data), _ENTRY_BYTES)
     if rest or not number:
-        raise ValueError(f"a row of {len(data)} bytes")
+        raise ValueError(f"draft probabilities of {len(data)} bytes")
     token_ids = np.frombuffer(data, dtype=_ID, count=number)
     probabilities = np.frombuffer(data, dtype=_PROBABILITY, offset=number * _ID.itemsize)
     if token_ids[0] < 0 or token_ids[-1] >= vocab_size or (np.diff(token_ids) <= 0).any():
-        raise ValueError(f"a row whose ids are not ascending in [0, {vocab_size})")
+        raise ValueError(f"draft probabilities whose ids are not ascending in [0, {vocab_size})")
     total = float(probabilities.sum(dtype=np.float64)) if (probabilities >= 0).all() else float("nan")
     if not abs(total - 1) <= _SUM_TOLERANCE:
-        raise ValueError(f"a row of probabilities that sum to {total}")
-    row = ProbabilityRow(token_ids, probabilities)
-    if row.of(token_id) <= 0:
-        raise ValueError(f"a row under which its own token, {token_id}, is impossible")
-    return row
+        raise ValueError(f"draft probabilities that sum to {total}")
+    probs = TokenProbs(token_ids, probabilities)
+    if probs.of(token_id) <= 0:
+        raise ValueError(f"draft probabilities under which their own token, {token_id}, is impossible")
+    return probs
 
 
 class DraftSampler(SequenceSampler):
@@ -124,18 +122,18 @@ class DraftSampler(SequenceSampler):
 
     domain = Domain.DRAFT
 
-    def draw(self, logits: Tensor, words: Words) -> tuple[int, bytes]:
-        """The column drawn from `logits` [1, columns], and the row that it was drawn from."""
-        inputs = self.state.send(torch.from_numpy(words))
+    def draw(self, logits: Tensor, packed: PackedInputs) -> tuple[int, bytes]:
+        """The column drawn from `logits` [1, columns], and its packed distribution."""
+        inputs = self.state.send(torch.from_numpy(packed))
         best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
         columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
         scores, ids = bits.view(np.float64), self.state.ids[columns]
-        noise = noise_of(self.state.bits[columns], int(SamplerInputs.of(words).key[0]))
+        noise = noise_of(self.state.bits[columns], int(SamplerInputs.of(packed).key[0]))
         weights = np.exp(scores - scores[0])
         probabilities = (weights / weights.sum()).astype(np.float32)
         able = np.flatnonzero(probabilities)
         able = able[np.argsort(ids[able])]
-        return int(columns[(scores + noise).argmax()]), pack_row(ProbabilityRow(ids[able], probabilities[able]))
+        return int(columns[(scores + noise).argmax()]), TokenProbs(ids[able], probabilities[able]).pack()
 
 
 class RatioTest(SequenceSampler):
@@ -144,14 +142,19 @@ class RatioTest(SequenceSampler):
     domain = Domain.RESAMPLE
 
     def accept(
-        self, logits: Tensor, start: int, words: Words, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
+        self,
+        logits: Tensor,
+        start: int,
+        packed: PackedInputs,
+        judged: Sequence[int],
+        drawn_from: Sequence[TokenProbs],
     ) -> Acceptance:
-        """The tokens that a pass whose first token is at `start` commits.
+        """The tokens that a pass over rows from position `start` on commits.
 
-        `logits` [rows, columns]; `words`: of `rows`; `judged`: the candidates, one late one included.
+        `logits` [rows, columns]; `packed`: from `inputs`; `judged`: the candidates, and one that came during the pass.
         """
-        words = np.concatenate((words, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
-        inputs = self.state.send(torch.from_numpy(words))
+        packed = np.concatenate((packed, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
+        inputs = self.state.send(torch.from_numpy(packed))
         at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU looks no further than it has to
         token_ids: list[int] = []
         for rows in zip(torch.split(logits, at_once), torch.split(inputs, at_once), strict=True):
@@ -162,10 +165,10 @@ class RatioTest(SequenceSampler):
         return Acceptance(tuple(token_ids), len(token_ids))
 
     def _facts(
-        self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
+        self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[TokenProbs]
     ) -> npt.NDArray[np.float64]:
         """[rows, 2 + 2 n]: the candidate, the least p that keeps it, and the n tokens and probabilities of q."""
-        most = max((len(row.token_ids) for row in drawn_from), default=1)
+        most = max((len(q.token_ids) for q in drawn_from), default=1)
         facts = np.zeros((number, 2 + 2 * most))
         facts[:, 1] = np.inf  # without a candidate none is kept
         for row, (candidate, q) in enumerate(zip(judged, drawn_from, strict=True)):
@@ -176,16 +179,16 @@ class RatioTest(SequenceSampler):
         return facts
 
     def _verdicts(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: words and facts."""
+        """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: packed inputs and facts."""
         number = len(self.sampler.neutral)
-        words, facts = inputs[:, :number], inputs[:, number:].view(torch.float64)
+        packed, facts = inputs[:, :number], inputs[:, number:].view(torch.float64)
         most = facts.shape[1] // 2 - 1
         candidates, least, ids, q_probs = torch.split(facts, [1, 1, most, most], 1)
-        p = _shaped(self, logits, words).double().softmax(1)
+        p = _shaped(self, logits, packed).double().softmax(1)
         is_kept = least < p.gather(1, candidates.long())
         excess = residual(p, ids.long(), q_probs).log().float()
         temperature = torch.ones(len(p), device=p.device)  # which is in p already
-        recovered = noisy_argmax(excess, self.state.codes, SamplerInputs.of(words).key, temperature)
+        recovered = noisy_argmax(excess, self.state.codes, SamplerInputs.of(packed).key, temperature)
         return torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1)
 
 
@@ -198,7 +201,7 @@ def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
     return torch.where(left.any(1, keepdim=True), left, p)
 
 
-def _shaped(sampler: SequenceSampler, logits: Tensor, words: Tensor) -> Tensor:
+def _shaped(sampler: SequenceSampler, logits: Tensor, packed: Tensor) -> Tensor:
     """float32 [rows, columns]: processed logits, divided by the temperature."""
-    scores: Tensor = sampler.sampler.shaped(logits.float(), words) / SamplerInputs.of(words).temperature.unsqueeze(1)
+    scores: Tensor = sampler.sampler.shaped(logits.float(), packed) / SamplerInputs.of(packed).temperature.unsqueeze(1)
     return scores

@@ -1,4 +1,4 @@
-"""Noise without a generator: a token's noise depends on the seed, its absolute position and its id alone.
+"""Noise without a generator, and draws by it: a token's noise depends on seed, position and token id alone.
 
 So a rollback rewinds nothing, and processes with the same seed agree. Integers are equal on all devices; the two
 logarithms may differ in their last bits.
@@ -8,21 +8,30 @@ logarithms may differ in their last bits.
     counter       32 bits from code and key, by three multiply-xorshift rounds
     v             (counter + 1/2) / 2^32, uniform in (0, 1)
     noise         -log(-log(1 - v)), standard Gumbel; its largest values come from the smallest v, the most precise ones
+    score         logit + scale * noise; the argmax is a draw from softmax(logits / scale)
+
+A draft that adds the same noise to its own logits guesses right with probability (1 - TV) / (1 + TV) at least, TV being
+the total variation distance of the two distributions.
 
 References:
     The rounds are of the kind of C. Wellons' hash prospector, https://nullprogram.com/blog/2018/07/31/
     Keys are mixed as in SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2714064.2660195).
+    Daliri, Musco, Suresh 2024, Coupling without communication, https://arxiv.org/abs/2408.07978
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from amusd.sampling.operators import register_triton
+from amusd.sampling.processors import Columns, Row, likely_columns
 
 Bits = npt.NDArray[np.uint32]
 _Ints = TypeVar("_Ints", int, Tensor, npt.NDArray[np.int64])
@@ -36,6 +45,10 @@ ROUNDS = ((16, _SECOND), (15, _THIRD))
 LAST_SHIFT = 16
 _CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
 UNIT = 2.0**-32
+_FEW = 128
+"""Columns that get noise first."""
+_SLACK = 1e-6
+"""Share by which the bound on counters is widened, for rounding."""
 
 
 class Domain(enum.IntEnum):
@@ -59,6 +72,13 @@ def key_of(seed: int, position: int, domain: Domain) -> int:
 def uniform(key: int) -> float:
     """A number in (0, 1) with 53 bits."""
     return ((_mix64(key) >> 11) + 0.5) * 2.0**-53
+
+
+def _mix64(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
 
 
 def code_of(token_id: _Ints) -> _Ints:
@@ -110,8 +130,39 @@ def noise_of_rows(codes: Tensor, keys: Tensor) -> Tensor:
     return -torch.log(-torch.log1p((numbers.double() + 0.5) * -UNIT))
 
 
-def _mix64(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)
+def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
+    """int64 [rows]: the column with the largest score, the first of equal ones; a NaN comes before all others."""
+    if logits.device.type != "cpu":
+        scores: Tensor = noisy_scores(logits, codes, keys, scale)
+        return scores.max(1).indices  # the first of equal ones, as documented
+    each = zip(logits.numpy(), keys.tolist(), scale.tolist(), strict=True)
+    return torch.tensor([choose(row, codes.numpy().view(np.uint32), key, factor) for row, key, factor in each])
+
+
+def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
+    """The column of one row with the largest score, on a CPU; the largest logit must be finite.
+
+    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Any other needs so much noise
+    to win that few counters are small enough.
+    """
+    if scale == 0:
+        return int(logits.argmax())
+    columns = likely_columns(logits, _FEW) if left is None else left
+    scores = logits[columns] + scale * noise_of(codes[columns], key)
+    found = int(columns[scores.argmax()])
+    noise_of_others = (scores.max() - logits[columns].min()) / scale
+    if left is not None or len(columns) == len(logits):
+        return found
+    numbers = counters(codes, key)
+    largest = -math.expm1(-math.exp(-noise_of_others)) / UNIT * (1 + _SLACK)
+    able = np.append(np.flatnonzero(numbers <= np.uint32(min(largest, 2**32 - 1))), found)
+    return int(able[(logits[able] + scale * gumbel(numbers[able])).argmax()])
+
+
+@register_triton("amusd.sampling.noise_triton")
+def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
+    """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
+
+    `codes` [columns] int32: `codes_of` of the columns' tokens; `keys` [rows] int64. One Triton kernel on a GPU.
+    """
+    return torch.addcmul(logits.double(), noise_of_rows(codes, keys), scale.double().unsqueeze(1)).float()

@@ -23,7 +23,7 @@ Row = npt.NDArray[np.float32]
 """[columns]."""
 Columns = npt.NDArray[np.intp]
 _SOME, _STRIDE = 512, 16
-"""How many columns are looked at first, found by a look at each 16th column."""
+"""Columns that are looked at first, found by a sample of each 16th column."""
 _GROUPS = 512
 """Most groups of columns."""
 _UNIT = 2.0**40

@@ -1,6 +1,6 @@
 """The likeliest next tokens of the target, as a draft sees them: the children of a node of its tree.
 
-The draft ranks by its scores, logits and noise, so the first of a row is what a `RowSampler` chooses.
+The draft ranks by score, logit plus noise, so the first token of a row is what a `RowSampler` chooses.
 
 The probabilities assume that the draft's logits l are off by standard Gumbel noise e: with the shared noise g, the
 target takes the argmax of (l + e) / T + g, distributed as softmax(l + T g): the softmax of T times the scores.
@@ -22,11 +22,10 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.protocol.draft_tree import Guesses
-from amusd.sampling.noise import code_of, noise_of
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import code_of, noise_of, noisy_scores
 from amusd.sampling.processors import largest_columns
 from amusd.sampling.sampler import RowSampler, SamplingState, SequenceSampler
-from amusd.sampling.sampler_inputs import MAX_MIXED, SamplerInputs, Words
+from amusd.sampling.sampler_inputs import MAX_MIXED, PackedInputs, SamplerInputs
 
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits."""
@@ -46,7 +45,7 @@ class RowRanker(RowSampler):
 
         columns [n]   the best by their scores
         floats        log of the sum of exp(score), and of exp(logit), over all columns
-                      scores [n] of the best; logits, then scores, of the columns that were asked for
+                      scores [n] of the best; logits, then scores, of the columns of the mixture
     """
 
     max_best = 16
@@ -56,20 +55,20 @@ class RowRanker(RowSampler):
         """See `RowSampler`."""
         return 2 * self.num_best + 2 + 2 * MAX_MIXED
 
-    def compute(self, logits: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(self, logits: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
         """See `RowSampler`; the columns are those of the largest logits."""
-        return logits.max(1).indices, self.ranks_of(logits.float(), words)
+        return logits.max(1).indices, self.ranks_of(logits.float(), packed)
 
-    def ranks_of(self, logits: Tensor, words: Tensor) -> Tensor:
+    def ranks_of(self, logits: Tensor, packed: Tensor) -> Tensor:
         """int32 [rows, num_outputs] of float32 logits, on any device for all rows at once."""
-        inputs, shaped = SamplerInputs.of(words), self.shaped(logits, words)
+        inputs, shaped = SamplerInputs.of(packed), self.shaped(logits, packed)
         relative = shaped - shaped.amax(1, keepdim=True)  # or large logits would round the noise away
         scores = self._noisy(relative, inputs)
         values, columns = largest_columns(scores, self.num_best)
         total = values[:, :1] - scores.log_softmax(1).amax(1, keepdim=True)
         total_of_logits = total if scores is relative else -relative.log_softmax(1).amax(1, keepdim=True)
-        asked = inputs.asked.clamp(min=0)
-        named = relative.gather(1, asked), scores.gather(1, asked)
+        mixed = inputs.mixed.clamp(min=0)
+        named = relative.gather(1, mixed), scores.gather(1, mixed)
         numbers = torch.cat((total, total_of_logits, values, *named), 1)
         return torch.cat((columns.int(), numbers.view(torch.int32)), 1)
 
@@ -103,37 +102,37 @@ class Ranking(SequenceSampler):
         self._number = number
         self._least = max(min_probability, _LEAST_PROBABILITY)
 
-    def rows_behind(
+    def inputs_behind(
         self, length: int, paths: Sequence[Sequence[int]], mixtures: Sequence[Mixture] = (), num_unranked: int = 0
-    ) -> Words:
-        """Words of rows, each after the first `length` tokens and a path.
+    ) -> PackedInputs:
+        """Inputs of rows, each after the first `length` tokens and a path.
 
         `mixtures`: known tokens of each row, or empty. `num_unranked`: rows before them.
         """
-        words = self._words(length, [*((),) * num_unranked, *paths])
-        for row, mixture in zip(SamplerInputs.of(words).asked[num_unranked:], mixtures, strict=bool(mixtures)):
+        packed = self._pack(length, [*((),) * num_unranked, *paths])
+        for row, mixture in zip(SamplerInputs.of(packed).mixed[num_unranked:], mixtures, strict=bool(mixtures)):
             row[: len(mixture)] = [max(0, self.state.column_of(token_id)) for token_id, _, _ in mixture]
-        return words
+        return packed
 
     def rank(
         self,
         logits: Tensor,
-        words: Words,
+        packed: PackedInputs,
         mixtures: Sequence[Mixture] = (),
         outputs: npt.NDArray[np.int32] | None = None,
     ) -> list[Guesses]:
         """The likeliest tokens of each row of `logits` [rows, columns], the best first.
 
-        Each largest logit is finite. Probabilities are above 0 and sum to at most 1. `words`, `mixtures`: see
-        `rows_behind`. `outputs`: of the sampler, if computed in the pass.
+        Each largest logit is finite. Probabilities are above 0 and sum to at most 1. `packed`, `mixtures`: see
+        `inputs_behind`. `outputs`: of the sampler, if computed in the pass.
         """
         if outputs is None:
-            found = self.sampler.ranks_of(logits.float(), self.state.send(torch.from_numpy(words)))
+            found = self.sampler.ranks_of(logits.float(), self.state.send(torch.from_numpy(packed)))
             outputs = self.state.fetch(found).numpy()
         number = self.sampler.num_best
         token_ids, numbers = self.state.ids[outputs[:, :number]].tolist(), outputs[:, number:].view(np.float32).tolist()
         rows = zip(
-            token_ids, numbers, SamplerInputs.of(words).key.tolist(), mixtures or ((),) * len(words), strict=True
+            token_ids, numbers, SamplerInputs.of(packed).key.tolist(), mixtures or ((),) * len(packed), strict=True
         )
         return [self._ranked(*row) for row in rows]
 

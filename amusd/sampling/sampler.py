@@ -19,14 +19,13 @@ from torch import Tensor
 
 from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.protocol.prefix_hash import num_common
-from amusd.sampling.noise import Domain, codes_of, key_of, noise_of
-from amusd.sampling.noisy_scores import choose, noisy_argmax
+from amusd.sampling.noise import Domain, choose, codes_of, key_of, noise_of, noisy_argmax
 from amusd.sampling.processors import Columns, Row, filtered, kept_columns, largest_columns, logsumexp, penalized
-from amusd.sampling.sampler_inputs import NUM_BEFORE_PATH, SamplerInputs, Words
+from amusd.sampling.sampler_inputs import NUM_BEFORE_PATH, PackedInputs, SamplerInputs
 from amusd.types import TopLogprobs
 
 _MIN_PATH = 64
-"""Least number of words for a path."""
+"""Least length of a path in the inputs."""
 PROMPT, ANSWER = 0, 1
 """Places in `SamplingState.counts`."""
 _NOISE_ROWS_KEPT = 16
@@ -80,7 +79,8 @@ class SamplingState:
         self._columns = np.full(int(self.ids.max()) + 1, -1)
         self._columns[self.ids] = np.arange(vocab_size)
         codes = codes_of(len(self._columns))[torch.from_numpy(self.ids)]
-        self.codes, self.bits = codes.to(self.device), (bits := codes.numpy().view(np.uint32))
+        bits = codes.numpy().view(np.uint32)
+        self.codes, self.bits = codes.to(self.device), bits
         """[columns]: the tokens' codes, on the logits' device and for a CPU."""
         self.noise_row = lru_cache(_NOISE_ROWS_KEPT)(lambda key: torch.from_numpy(noise_of(bits, key)).float())
         """Key -> float32 [columns]: the noise of all columns, on a CPU."""
@@ -130,11 +130,11 @@ class SamplingState:
         row[known] = penalized(np, row[known] + bias[known], prompt[known], answer[known], *penalties)
         return row
 
-    def words_of(self, distribution: Distribution, sequence: int | None = None) -> Words:
-        """[words] of a request's rows, without key and path. `sequence`: its number, None without penalties."""
-        words = np.zeros(NUM_BEFORE_PATH + self._max_path, dtype=np.int64)
+    def packed_inputs(self, distribution: Distribution, sequence: int | None = None) -> PackedInputs:
+        """[inputs] of a request's rows, without key and path. `sequence`: its number, None without penalties."""
+        packed = np.zeros(NUM_BEFORE_PATH + self._max_path, dtype=np.int64)
         filters = distribution if distribution.temperature > 0 else GREEDY  # no filter changes an argmax
-        temperature, inputs = distribution.temperature or 1.0, SamplerInputs.of(words)
+        temperature, inputs = distribution.temperature or 1.0, SamplerInputs.of(packed)
         inputs.temperature[...] = distribution.temperature
         inputs.last[...] = min(filters.top_k or self.num_columns, self.num_columns) - 1
         inputs.top_p[...] = filters.top_p if filters.top_p < 1 else 2.0
@@ -143,8 +143,8 @@ class SamplingState:
         penalties = distribution.repetition_penalty, distribution.presence_penalty, distribution.frequency_penalty
         inputs.penalties[:] = penalties
         inputs.sequence[...] = 0 if sequence is None else 1 + sequence
-        inputs.asked[:] = -1
-        return words
+        inputs.mixed[:] = -1
+        return packed
 
 
 @dataclass(frozen=True)
@@ -154,16 +154,16 @@ class RowSampler:
     max_best: ClassVar[int] = MAX_TOP_LOGPROBS
     state: SamplingState
     level: Level
-    """A pass may hold rows of a lower level, with neutral further inputs."""
+    """Rows of a lower level may share the pass; their further inputs are neutral."""
 
     @cached_property
-    def neutral(self) -> Words:
-        """[words]: those of a row that wants the largest logit."""
-        return self.state.words_of(GREEDY)
+    def neutral(self) -> PackedInputs:
+        """[inputs] of a row that wants the largest logit."""
+        return self.state.packed_inputs(GREEDY)
 
     @property
     def num_outputs(self) -> int:
-        """int32 words per row that the host reads after the pass: what `scores_of` reads."""
+        """int32 numbers per row that the host reads after the pass, for `scores_of`."""
         return 1 + 2 * self.num_best if self.level is Level.SCORED else 0
 
     @property
@@ -171,10 +171,10 @@ class RowSampler:
         """Columns of a row named beside the chosen one."""
         return min(self.max_best, self.state.num_columns)
 
-    def compute(self, logits: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, columns], [rows, words] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
-        logits, inputs = logits.float(), SamplerInputs.of(words)
-        shaped = self.shaped(logits, words)
+    def compute(self, logits: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, columns], [rows, inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
+        logits, inputs = logits.float(), SamplerInputs.of(packed)
+        shaped = self.shaped(logits, packed)
         columns = noisy_argmax(shaped, self.state.codes, inputs.key, inputs.temperature)
         if self.level is not Level.SCORED:
             return columns, columns.unsqueeze(1)[:, :0].view(torch.int32)
@@ -182,9 +182,9 @@ class RowSampler:
         scored = logits.log_softmax(1).gather(1, torch.cat((columns.unsqueeze(1), top), 1))
         return columns, torch.cat((top.int(), scored.view(torch.int32)), 1)
 
-    def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
+    def compute_row(self, row: Row, packed: PackedInputs) -> tuple[int, npt.NDArray[np.int32]]:
         """`compute` of one row with a finite largest logit on a CPU, where a torch operator takes 20 microseconds."""
-        inputs = SamplerInputs.of(words)
+        inputs = SamplerInputs.of(packed)
         shaped, left = self.shaped_row(row, inputs)
         column = choose(shaped, self.state.bits, int(inputs.key), float(inputs.temperature), left)
         if self.level is not Level.SCORED:
@@ -193,17 +193,17 @@ class RowSampler:
         scored = row[[column, *top]] - logsumexp(row)
         return column, np.concatenate((top.astype(np.int32), scored.view(np.int32)))
 
-    def shaped(self, logits: Tensor, words: Tensor) -> Tensor:
+    def shaped(self, logits: Tensor, packed: Tensor) -> Tensor:
         """float32 [rows, columns]: logits with bias and penalties, minus infinity where filtered."""
         if self.level is Level.PLAIN:
             return logits
         if logits.device.type == "cpu":
             found = torch.full_like(logits, -torch.inf)
-            for target, row, own in zip(found.numpy(), logits.numpy(), words.numpy(), strict=True):
+            for target, row, own in zip(found.numpy(), logits.numpy(), packed.numpy(), strict=True):
                 shaped, left = self.shaped_row(row, SamplerInputs.of(own))
                 np.copyto(target, shaped) if left is None else np.put(target, left, shaped[left])
             return found
-        inputs = SamplerInputs.of(words)
+        inputs = SamplerInputs.of(packed)
         if self.level > Level.FILTERED:
             logits = self.state.penalized(logits, inputs)
         return filtered(logits, inputs)
@@ -244,8 +244,8 @@ class SequenceSampler:
         self.needs_context = distribution.has_penalties
         self._num_prompt_tokens = len(prompt)
         self._context: list[int] = list(prompt) if self.needs_context else []
-        self._held: list[int] = []
-        self._template = state.words_of(distribution, sequence if level > Level.FILTERED else None)
+        self._counted: list[int] = []
+        self._template = state.packed_inputs(distribution, sequence if level > Level.FILTERED else None)
         if level > Level.FILTERED:
             state.open(sequence, self._context, distribution.logit_bias)
 
@@ -259,21 +259,21 @@ class SequenceSampler:
         if self.needs_context:
             self._context = list(token_ids)
 
-    def rows(
+    def inputs(
         self, start: int, token_ids: Sequence[int], parents: Sequence[int] | None = None, num_steps: int = 1
-    ) -> Words:
-        """Words of rows, the first at `start`, then of `num_steps` - 1 further ones; `parents`: see `Rows`."""
+    ) -> PackedInputs:
+        """Inputs of rows from position `start` on, then of `num_steps` - 1 further ones. `parents`: see `Rows`."""
         paths = [token_ids[:1]]
         for row, parent in enumerate(range(len(token_ids) - 1) if parents is None else parents, start=1):
             paths.append((*paths[parent], token_ids[row]))
-        return self._words(start, paths, num_steps - 1)
+        return self._pack(start, paths, num_steps - 1)
 
-    def _words(self, length: int, paths: Sequence[Sequence[int]], num_further: int = 0) -> Words:
+    def _pack(self, length: int, paths: Sequence[Sequence[int]], num_further: int = 0) -> PackedInputs:
         ends = [length + len(path) for path in paths]
         ends += range(length + len(paths) + 1, length + len(paths) + 1 + num_further)
-        words = np.tile(self._template, (len(ends), 1))
+        packed = np.tile(self._template, (len(ends), 1))
         keys = [key_of(self.distribution.seed, position, self.domain) for position in ends]
-        inputs = SamplerInputs.of(words)
+        inputs = SamplerInputs.of(packed)
         inputs.key.view(np.uint64)[:] = keys
         if self.needs_context:
             self._count(length)
@@ -281,12 +281,12 @@ class SequenceSampler:
             for row, path in zip(inputs.path, paths, strict=False):
                 answer = path[first:][-len(row) :]
                 row[: len(answer)] = [1 + self.state.column_of(token_id) for token_id in answer]
-        return words
+        return packed
 
     def _count(self, length: int) -> None:
         del self._context[length:]
-        answer, held = self._context[self._num_prompt_tokens :], self._held
-        same = num_common(answer, held)
-        self.state.count(ANSWER, self._sequence, held[same:], -1)
+        answer, counted = self._context[self._num_prompt_tokens :], self._counted
+        same = num_common(answer, counted)
+        self.state.count(ANSWER, self._sequence, counted[same:], -1)
         self.state.count(ANSWER, self._sequence, answer[same:], 1)
-        self._held = answer
+        self._counted = answer

@@ -1,4 +1,4 @@
-"""The inputs of a sampler: a row of 64-bit words for each row of logits, all sent to a GPU in one copy."""
+"""The inputs of a sampler, packed: one array of 64-bit numbers for all rows, sent to a GPU in one copy."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Words = npt.NDArray[np.int64]
-"""[rows, words]."""
+PackedInputs = npt.NDArray[np.int64]
+"""[rows, inputs]."""
 MAX_MIXED = 3
-"""Columns that a `RowRanker` may be asked for."""
-_ASKED = 10
-NUM_BEFORE_PATH = _ASKED + MAX_MIXED
+"""Most columns of a row that its `Mixture` names."""
+_MIXED = 10
+NUM_BEFORE_PATH = _MIXED + MAX_MIXED
 
 
 class SamplerInputs(NamedTuple):
-    """Named parts of the words of all rows, or of one row (then without the first dimension).
+    """Views of packed inputs by name, of all rows or of one row (then without the first dimension).
 
-    Integers are int64; numbers are stored as float64, and read as float32 from tensors. Each has a neutral value, so
-    that rows of requests with different settings share a pass.
+    Integers are int64; numbers are float64, and read as float32 from tensors. Each input has a neutral value, so that
+    rows of requests with different settings share a pass.
     """
 
     key: Any
-    """[rows]: of the noise, unsigned."""
+    """[rows]: key of the noise, unsigned."""
     temperature: Any
     """[rows] number; 0: no noise."""
     last: Any
@@ -40,17 +40,17 @@ class SamplerInputs(NamedTuple):
     """[rows, 3] numbers: repetition, presence and frequency penalty."""
     sequence: Any
     """[rows]: 1 + the sequence's number in its `SamplingState`; 0: neither bias nor counts."""
-    asked: Any
-    """[rows, MAX_MIXED]: columns whose scores a `RowRanker` returns; -1: none."""
+    mixed: Any
+    """[rows, MAX_MIXED]: columns of a `Mixture`, whose scores a `RowRanker` returns; -1: none."""
     path: Any
     """[rows, n]: 1 + the column of each token of the row's path; padded with 0."""
 
     @classmethod
-    def of(cls, words: Words | Tensor) -> SamplerInputs:
-        """The named parts of words; those of an array are views, which may be written."""
-        ints: Any = words
-        numbers = ints.view(torch.float64).float() if isinstance(words, Tensor) else ints.view(np.float64)
+    def of(cls, packed: PackedInputs | Tensor) -> SamplerInputs:
+        """Name the parts of packed inputs; those of an array may be written."""
+        ints: Any = packed
+        numbers = ints.view(torch.float64).float() if isinstance(packed, Tensor) else ints.view(np.float64)
         return cls(
             *(ints[..., 0], numbers[..., 1], ints[..., 2], numbers[..., 3], numbers[..., 4], numbers[..., 5]),
-            *(numbers[..., 6:9], ints[..., 9], ints[..., _ASKED:NUM_BEFORE_PATH], ints[..., NUM_BEFORE_PATH:]),
+            *(numbers[..., 6:9], ints[..., 9], ints[..., _MIXED:NUM_BEFORE_PATH], ints[..., NUM_BEFORE_PATH:]),
         )

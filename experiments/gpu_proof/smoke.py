@@ -33,9 +33,7 @@ from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
 from amusd.models.row_attention import attend_rows
 from amusd.runner.graphs import Replay, run_each_time
 from amusd.runner.process_group import MANY_ROWS, ProcessGroup
-from amusd.runner.rendezvous import Rendezvous
-from amusd.sampling.noise import Domain, codes_of, key_of
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import Domain, codes_of, key_of, noisy_scores
 from amusd.sampling.ranking import RowRanker
 from amusd.sampling.sampler import Level, RowSampler, SamplingState
 from amusd.sampling.sampler_inputs import SamplerInputs
@@ -185,9 +183,9 @@ def _logits(num_columns: int, seed: int) -> Tensor:
 def _inputs(sampler: RowSampler, seed: int) -> Tensor:
     """Rows at temperature 0.7, and with top-p if the level has filters; nothing is known beside the logits."""
     distribution = Distribution(temperature=0.7, top_p=0.9 if sampler.level else 1.0)
-    words = np.tile(sampler.state.words_of(distribution), (ROWS, 1))
-    SamplerInputs.of(words).key.view(np.uint64)[:] = _keys(seed)
-    return torch.from_numpy(words)
+    packed = np.tile(sampler.state.packed_inputs(distribution), (ROWS, 1))
+    SamplerInputs.of(packed).key.view(np.uint64)[:] = _keys(seed)
+    return torch.from_numpy(packed)
 
 
 def _keys(seed: int) -> npt.NDArray[np.uint64]:
@@ -203,7 +201,7 @@ def group(job: Job) -> bool:
     device = job.scale.device
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
-    ranks = ProcessGroup(0, 1, Rendezvous(str(store)), "nccl" if device == GPU else "gloo")
+    ranks = ProcessGroup(0, 1, str(store), "nccl" if device == GPU else "gloo")
     num_threads = threading.active_count()
     ranks.form(device)
     part = torch.randn((MANY_ROWS, 512)).to(device)

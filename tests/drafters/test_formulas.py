@@ -154,8 +154,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Make]:
             ranking.see(pair.committed)
 
             def guess(path: list[int]) -> list[int]:
-                words = ranking.rows_behind(root.position + 1, [path])
-                rows = ranking.rank(scores[len(path) : len(path) + 1], words) if len(path) < len(scores) else [()]
+                packed = ranking.inputs_behind(root.position + 1, [path])
+                rows = ranking.rank(scores[len(path) : len(path) + 1], packed) if len(path) < len(scores) else [()]
                 return [token_id for token_id, _ in rows[0]]
 
             return guess

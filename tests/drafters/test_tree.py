@@ -140,7 +140,7 @@ def expected_guesses(
     state = SamplingState(model.vocab_size, model.output_ids)
     ranking = Ranking(distribution, state, path[:num_prompt_tokens], number=fan_out, min_probability=MIN_PROBABILITY)
     ranking.see(path)
-    (ranked,) = ranking.rank(logits, ranking.rows_behind(len(path), [()], [mixture]), [mixture])
+    (ranked,) = ranking.rank(logits, ranking.inputs_behind(len(path), [()], [mixture]), [mixture])
     return list(ranked)
 
 

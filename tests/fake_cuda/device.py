@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
 from amusd.models.row_attention import attend_rows
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import noisy_scores
 
 # What these operators give on `meta`, where nothing is computed
 attend_rows.register_fake(lambda query, *_: query.new_empty(query.shape))

@@ -13,9 +13,7 @@ from fake_cuda.record import Record
 from models.fake_nccl import FakeNccl
 from passes import forward
 
-from amusd.runner import process_group
 from amusd.runner.process_group import MANY_ROWS, ProcessGroup
-from amusd.runner.rendezvous import Rendezvous
 
 PER_PASS = {
     ("llama-8b", "amusd"): 297,
@@ -34,8 +32,8 @@ def test_an_exchange_of_ranks_launches_so_many_kernels(
         output = names.index("linear", names.index("rotate_and_store"))
         return names[output + 1 : names.index("linear", output + 1)]
 
-    monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl())
-    with fake_cuda() as gpus, closing(ProcessGroup(0, size, Rendezvous(str(tmp_path)), "nccl")) as ranks:
+    monkeypatch.setattr(ProcessGroup, "_make", lambda *_: FakeNccl())
+    with fake_cuda() as gpus, closing(ProcessGroup(0, size, str(tmp_path), "nccl")) as ranks:
         ranks.form("cuda:0")
         model = builders.build("llama-70b-slice", "cuda:0", num_layers=1, ranks=ranks)
         cache = model.new_cache(512)

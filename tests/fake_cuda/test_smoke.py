@@ -11,14 +11,14 @@ import pytest
 from fake_cuda.device import fake_cuda
 from models.fake_nccl import FakeNccl
 
-from amusd.runner import process_group
+from amusd.runner.process_group import ProcessGroup
 from experiments.gpu_proof import smoke
 from experiments.gpu_proof.plan import GPU, SCALES
 from experiments.gpu_proof.records import Job, read_records, writer
 
 
 def test_every_step_asks_a_gpu_for_what_it_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl())
+    monkeypatch.setattr(ProcessGroup, "_make", lambda *_: FakeNccl())
     scale = replace(SCALES[GPU], target="smollm2-135m-slice")
     with mock.patch.dict(os.environ), fake_cuda(values=True) as gpus:
         smoke.smoke(Job(scale, writer(tmp_path / "smoke.jsonl"), tmp_path, "smoke"))

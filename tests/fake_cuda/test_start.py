@@ -21,8 +21,8 @@ from amusd.config import EngineConfig, HardwareConfig
 from amusd.drafters.eagle import EagleDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models import row_attention
 from amusd.models.linear import fastest_dtype
+from amusd.runner import fallback
 from amusd.runner.model_runner import ModelRunner
 
 ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synthetic="llama-8b"), drafters=())
@@ -42,8 +42,8 @@ def build_launcher(folder: Path) -> Callable[[Tensor], Tensor]:
 def test_a_machine_on_which_triton_cannot_compile_computes_without_it_and_says_so_in_one_line(
     has_compiler: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(row_attention, "silu_and_multiply", build_launcher(tmp_path))
-    monkeypatch.setattr(row_attention.Triton, "is_used", True)
+    monkeypatch.setattr(fallback, "silu_and_multiply", build_launcher(tmp_path))
+    monkeypatch.setattr(fallback.Triton, "is_used", True)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     if has_compiler:

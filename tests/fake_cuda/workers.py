@@ -15,7 +15,7 @@ from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.verifier import Request, Verifier, prepare_to_verify
-from amusd.sampling.acceptance import Acceptance, certain, unpack_rows
+from amusd.sampling.acceptance import Acceptance, certain, unpack_draft_probs
 
 
 class Target:
@@ -86,7 +86,7 @@ class Target:
             more=True,
             draft_probs=rows,
         )
-        session.receive(message, unpack_rows(rows, tokens, self._model.vocab_size) if wants_draft_probs else ())
+        session.receive(message, unpack_draft_probs(rows, tokens, self._model.vocab_size) if wants_draft_probs else ())
         return session
 
 

@@ -21,7 +21,7 @@ from amusd.checkpoints.loading import capture_for
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.runner.model_runner import ModelRunner
-from amusd.runner.rank_commands import follow
+from amusd.runtime.ranks import follow
 from amusd.transport.torch_distributed import Backend
 
 DEADLINE_SECONDS = 120.0

@@ -143,15 +143,15 @@ def test_tokens_are_drawn_from_logits_on_the_device_as_from_their_copies(tempera
     chosen = []
     for device in ("cpu", "cuda:0"):
         sampler = SequenceSampler(distribution, SamplingState(logits.shape[1], device=device))
-        words = torch.from_numpy(sampler.rows(40, [0] * 64)).to(device)
-        chosen.append(sampler.sampler.compute(logits.to(device), words)[0].tolist())
+        packed = torch.from_numpy(sampler.inputs(40, [0] * 64)).to(device)
+        chosen.append(sampler.sampler.compute(logits.to(device), packed)[0].tolist())
     assert chosen[0] == chosen[1]
     mixtures = [[(row, 0.5, 0.3), (logits.shape[1] + row, -0.2, 0.6)] if row % 2 else [] for row in range(8)]
     ranked = []
     for device in ("cpu", "cuda:0"):
         ranking = Ranking(distribution, SamplingState(logits.shape[1], device=device), number=8)
-        words = ranking.rows_behind(5, [[0] * (row // 2) for row in range(8)], mixtures)
-        ranked.append(ranking.rank(logits[:8].to(device), words, mixtures))
+        packed = ranking.inputs_behind(5, [[0] * (row // 2) for row in range(8)], mixtures)
+        ranked.append(ranking.rank(logits[:8].to(device), packed, mixtures))
     for here, there in zip(*ranked, strict=True):
         assert [token_id for token_id, _ in here] == [token_id for token_id, _ in there]
         assert [one for _, one in here] == pytest.approx([one for _, one in there], rel=1e-4)

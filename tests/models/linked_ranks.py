@@ -10,8 +10,8 @@ from typing import TypeVar
 from amusd.config import TransportConfig
 from amusd.models.sharding import Ranks
 from amusd.runner.process_group import ProcessGroup
-from amusd.runner.rendezvous import Rendezvous
 from amusd.runtime.ranks import Follower, Leader
+from amusd.runtime.rendezvous import Rendezvous
 from amusd.transport.torch_distributed import Backend
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follo
 
 def on_ranks(folder: Path, size: int, work: Callable[[Ranks], T]) -> list[T]:
     """What each of them makes, in a thread of its own."""
-    ranks = [ProcessGroup(rank, size, Rendezvous(str(folder))) for rank in range(size)]
+    ranks = [ProcessGroup(rank, size, str(folder)) for rank in range(size)]
 
     def run(rank: ProcessGroup) -> T:
         rank.form("cpu")

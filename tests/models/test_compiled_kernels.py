@@ -91,7 +91,7 @@ def attend_in_large_tiles() -> None:
 def launch_all(model: Model) -> None:
     """Every kernel of a model, in passes of several numbers of rows; sums of one, two and eight ranks."""
     from amusd.models.fused_triton import add_and_norm, rotate_and_store, silu_and_multiply
-    from amusd.sampling.noisy_scores_triton import noisy_scores
+    from amusd.sampling.noise_triton import noisy_scores
 
     dtype, dim = torch.bfloat16, model.dim
     num_rotated, num_stored = model.heads + model.key_heads, 2 * model.key_heads
@@ -105,8 +105,8 @@ def launch_all(model: Model) -> None:
         silu_and_multiply(torch.zeros((rows, 2 * model.inner), dtype=dtype))
         for parts in (None, *(torch.zeros((ranks, rows, model.width), dtype=dtype) for ranks in (2, 8))):
             add_and_norm(torch.zeros((rows, model.width), dtype=dtype), parts, weight, 1e-6)
-        codes, words = torch.zeros(model.num_ids, dtype=torch.int32), torch.zeros((rows, 20), dtype=torch.int64)
-        noisy_scores(torch.zeros((rows, model.num_ids), dtype=dtype), codes, words[:, 0], torch.ones(rows))
+        codes, packed = torch.zeros(model.num_ids, dtype=torch.int32), torch.zeros((rows, 20), dtype=torch.int64)
+        noisy_scores(torch.zeros((rows, model.num_ids), dtype=dtype), codes, packed[:, 0], torch.ones(rows))
 
 
 def compiled(capability: int, work: Callable[[], None]) -> list[Kernel]:

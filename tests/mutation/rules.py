@@ -522,12 +522,15 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a CPU looks at the likeliest columns only": ("if len(columns) == len(row) or (", "if True or ("),
         "a GPU's top-p leaves one column too many": ("(together < top_p", "(together - weights < top_p"),
     },
-    ("amusd/sampling/noisy_scores.py", "tests/sampling/test_sampler.py"): {
+    ("amusd/sampling/noise.py", "tests/sampling/test_sampler.py"): {
         "columns whose noise is near its largest are not looked at": ("(logits):", "(logits) or noise_of_others > 20:"),
     },
     ("amusd/sampling/sampler.py", "tests/sampling/test_sampler.py"): {
         "penalties reach the answer only": ("self.count(PROMPT, sequence, prompt, 1)", "pass"),
-        "tokens that were cut off stay counted": ("self.state.count(ANSWER, self._sequence, held[same:], -1)", "pass"),
+        "tokens that were cut off stay counted": (
+            "self.state.count(ANSWER, self._sequence, counted[same:], -1)",
+            "pass",
+        ),
         "the last token of the prompt counts as the answer's": ("max(0, self._num_prompt_tokens - length)", "0"),
         "a row without bias has that of its slot": ("sequence if level > Level.FILTERED else None", "sequence"),
         "the least likely are reported first": ("pair: (-pair[1], pair[0])", "pair: (pair[1], pair[0])"),
@@ -546,8 +549,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/sampling/ranking.py", "tests/sampling/test_ranking.py"): {
         "penalties see logits relative to the largest": (
-            "self.shaped(logits, words)",
-            "self.shaped(logits - logits.amax(1, keepdim=True), words)",
+            "self.shaped(logits, packed)",
+            "self.shaped(logits - logits.amax(1, keepdim=True), packed)",
         ),
         "a known token may lose what the model gives it": ("max(log_q, bias + slope * log_q)", "bias + slope * log_q"),
         "noise of tokens that cannot be proposed is forgotten": ("self._noise_of_token(token_id, key)", "0.0"),

@@ -30,7 +30,9 @@ COUNT, ID, TEXT = 2**63 - 1, 2**31 - 1, "\N{GRINNING FACE}" * m.MAX_TEXT_LENGTH
 LARGEST = (
     m.Open(COUNT, COUNT, (ID,) * m.MAX_TOKENS, m.MAX_TOKENS, TEXT, 1, 1, not_over=(2**64 - 1,) * (m.MAX_NUM_SEQS + 1)),
     m.Verdict(COUNT, COUNT, COUNT, COUNT, (ID,) * m.MAX_TOKENS),
-    m.Candidate(1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_ROW_BYTES), *(b"",) * (m.MAX_ROWS - 1))),
+    m.Candidate(
+        1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_DRAFT_PROBS_BYTES), *(b"",) * (m.MAX_DRAFT_PROBS - 1))
+    ),
     m.DraftHello(1, TEXT, ("n",) * m.MAX_NAMES, COUNT),
     m.Failed(TEXT, TEXT),
     m.Features(1, 1, 0, 1, bytes(m.MAX_FEATURE_BYTES)),

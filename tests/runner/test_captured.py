@@ -17,7 +17,7 @@ from amusd.models.passes import Rows
 from amusd.models.sharding import Ranks
 from amusd.runner.graphs import Capture, run_each_time
 from amusd.runner.model_runner import ModelRunner, extend
-from amusd.runner.rank_commands import command_encoder, follow
+from amusd.runtime.ranks import command_encoder, follow
 
 STEPS = 3
 

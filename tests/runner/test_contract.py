@@ -103,5 +103,5 @@ def test_sequences_of_a_memory_have_biases_of_their_own(make: Callable[[], Any])
         model.prepare(cache, [RowSampler(state, level) for level in DRAFT_LEVELS])
         sampler = SequenceSampler(Distribution(logit_bias=((favourite, 90.0),)), state, sequence=number)
         model.prefill(IDS, cache)
-        batch.append(Rows(NEXT[:1], cache, SamplerRows(sampler.sampler, sampler.rows(len(IDS), NEXT[:1]))))
+        batch.append(Rows(NEXT[:1], cache, SamplerRows(sampler.sampler, sampler.inputs(len(IDS), NEXT[:1]))))
     assert [output.choose() for output in model.run(batch)] == [[7], [8], [9]]

@@ -28,7 +28,6 @@ from amusd.models.passes import Prefill
 from amusd.models.sharding import Ranks
 from amusd.runner import process_group
 from amusd.runner.process_group import EXCHANGE_SECONDS, MANY_ROWS, ProcessGroup, backend_for
-from amusd.runner.rendezvous import Rendezvous
 
 assert DEADLINE_SECONDS < EXCHANGE_SECONDS, "what is found by a deadline would pass for what is found at once"
 
@@ -65,8 +64,8 @@ def test_parts_are_added_and_joined_in_the_order_of_ranks(tmp_path: Path, rows: 
 
 def of_nccl(monkeypatch: pytest.MonkeyPatch, group: FakeNccl) -> tuple[ProcessGroup, Mock]:
     """A rank over a double of NCCL, and its link to another one."""
-    monkeypatch.setattr(process_group, "_make", lambda *_: group)
-    rank, link = ProcessGroup(0, 1, Rendezvous("nowhere"), "nccl"), Mock(is_lost=False)
+    monkeypatch.setattr(ProcessGroup, "_make", lambda *_: group)
+    rank, link = ProcessGroup(0, 1, "nowhere", "nccl"), Mock(is_lost=False)
     rank._links[1] = link
     return rank, link
 
@@ -139,7 +138,7 @@ def test_a_communicator_that_does_not_form_is_not_waited_for(monkeypatch: pytest
 
 def test_whatever_fails_while_ranks_meet_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     rank, _ = of_nccl(monkeypatch, FakeNccl())
-    monkeypatch.setattr(process_group, "_make", Mock(side_effect=TypeError("incompatible arguments\nand more")))
+    monkeypatch.setattr(ProcessGroup, "_make", Mock(side_effect=TypeError("incompatible arguments\nand more")))
     with pytest.raises(RankLostError, match=r"did not meet: TypeError: incompatible arguments; NCCL_DEBUG.*_SOCKET"):
         rank.form("cpu")
     rank.abort()
@@ -155,7 +154,7 @@ def await_loss(ranks: Ranks) -> None:
 
 def test_a_follower_that_goes_while_a_device_hangs_is_named_and_kernels_end(monkeypatch: Any, tmp_path: Path) -> None:
     groups = [FakeNccl(), FakeNccl()]
-    monkeypatch.setattr(process_group, "_make", lambda _meeting, rank, *_: groups[rank])
+    monkeypatch.setattr(ProcessGroup, "_make", lambda rank, _device: groups[rank.rank])
 
     def follow() -> None:
         with closing(come(tmp_path, 1, 2, "nccl")) as follower:

@@ -30,9 +30,8 @@ from amusd.protocol.messages import Ready
 from amusd.protocol.wire import encode
 from amusd.runner.graphs import Replay
 from amusd.runner.model_runner import ModelRunner, extend
-from amusd.runner.rank_commands import command_encoder, follow
-from amusd.runner.rendezvous import Rendezvous
-from amusd.runtime.ranks import Follower, Leader
+from amusd.runtime.ranks import Follower, Leader, command_encoder, follow
+from amusd.runtime.rendezvous import Rendezvous
 
 Life = Callable[[Follower], object]
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))

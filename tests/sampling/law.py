@@ -26,7 +26,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.draft_worker import draft_step
 from amusd.runtime.rollback import RollbackManager
-from amusd.sampling.acceptance import RatioTest, unpack_rows
+from amusd.sampling.acceptance import RatioTest, unpack_draft_probs
 from amusd.sampling.sampler import SamplingState
 
 VOCAB_SIZE = 5
@@ -170,7 +170,7 @@ class Experiment:
     def _take(self, session: TargetSession, candidates: deque[bytes]) -> None:
         message = decode(candidates.popleft())[2]
         assert isinstance(message, Candidate)
-        session.receive(message, unpack_rows(message.draft_probs, message.token_ids, VOCAB_SIZE))
+        session.receive(message, unpack_draft_probs(message.draft_probs, message.token_ids, VOCAB_SIZE))
 
     def _verify(
         self,
@@ -183,12 +183,12 @@ class Experiment:
     ) -> None:
         block = session.begin(min(self.num_speculative_tokens, session.remaining - 1))
         sampler.see(session.committed)
-        words = sampler.rows(block.start, block.token_ids)
+        packed = sampler.inputs(block.start, block.token_ids)
         logits = forward(self.target, block.token_ids, cache).logits
         while self.asynchronous and candidates and schedule.random() < 0.3:
             self._take(session, candidates)  # late ones
         judged, rows = session.to_judge()
-        acceptance = sampler.accept(logits, block.start, words, judged, rows)
+        acceptance = sampler.accept(logits, block.start, packed, judged, rows)
         self.num_accepted += acceptance.num_accepted
         self.num_rejected += acceptance.num_accepted < len(judged)
         session.commit(acceptance.token_ids, acceptance.num_accepted)

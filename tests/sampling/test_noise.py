@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of, noisy_scores
 from tests.models.triton_process import TritonProcess
 
 EULER_GAMMA = 0.5772156649015329
@@ -67,13 +66,13 @@ def test_gumbel_noise_has_its_mean_and_variance_and_its_tail() -> None:
 
 def compare() -> None:
     """In Triton's interpreter."""
-    from amusd.sampling import noisy_scores_triton
+    from amusd.sampling import noise_triton
 
     keys = np.array([key_of(5, row, Domain.MATCHING) for row in range(3)], dtype=np.uint64)
     codes, keys_of_rows = codes_of(2500), torch.from_numpy(keys.view(np.int64))
     logits, scale = torch.randn((3, 2500)) * 4, torch.tensor([0.0, 0.7, 1.0])
     for dtype in (torch.float32, torch.bfloat16):
-        found = noisy_scores_triton.noisy_scores(logits.to(dtype), codes, keys_of_rows, scale)
+        found = noise_triton.noisy_scores(logits.to(dtype), codes, keys_of_rows, scale)
         expected = noisy_scores(logits.to(dtype), codes, keys_of_rows, scale)
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[0], logits[0].to(dtype).float())

@@ -57,7 +57,7 @@ def rank(
     state = SamplingState(logits.shape[1], None if ids is None else torch.tensor(ids))
     ranking = Ranking(distribution, state, **{"number": 4, **kwargs})
     paths = [[0] * row for row in range(len(logits))]
-    return ranking.rank(logits, ranking.rows_behind(length, paths, mixtures), mixtures)
+    return ranking.rank(logits, ranking.inputs_behind(length, paths, mixtures), mixtures)
 
 
 def test_a_token_of_the_path_is_penalized_by_its_logit() -> None:
@@ -104,7 +104,7 @@ def test_a_first_guess_is_right_as_often_as_it_says(temperature: float) -> None:
     target = draft + torch.from_numpy(rng.gumbel(size=(rows, columns)).astype(np.float32))
     ranked = rank(draft, distribution, 1, number=1)
     sampler = SequenceSampler(distribution, state)
-    chosen = sampler.sampler.compute(target, torch.from_numpy(sampler.rows(0, [0] * rows)))[0].tolist()
+    chosen = sampler.sampler.compute(target, torch.from_numpy(sampler.inputs(0, [0] * rows)))[0].tolist()
     said = np.array([probabilities_of(guesses)[0] for guesses in ranked])
     right = np.array([ids_of(guesses)[0] == token_id for guesses, token_id in zip(ranked, chosen, strict=True)])
     assert np.std(said) > 0.1

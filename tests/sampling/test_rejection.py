@@ -16,7 +16,7 @@ from amusd.config import Distribution
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
 from amusd.protocol.messages import Candidate
-from amusd.sampling.acceptance import ProbabilityRow, RatioTest, certain, pack_row, unpack_row
+from amusd.sampling.acceptance import RatioTest, TokenProbs, certain, unpack_probs
 from amusd.sampling.sampler import SamplingState
 
 FEW = 1_500
@@ -28,19 +28,19 @@ PLAIN = Distribution(temperature=1.0, acceptance="rejection")
 TOP_3 = Distribution(temperature=0.9, top_k=3, acceptance="rejection")
 
 
-def row(ids: Sequence[int], probabilities: Sequence[float]) -> ProbabilityRow:
-    return ProbabilityRow(np.array(ids, dtype=np.int32), np.array(probabilities, dtype=np.float32))
+def row(ids: Sequence[int], probabilities: Sequence[float]) -> TokenProbs:
+    return TokenProbs(np.array(ids, dtype=np.int32), np.array(probabilities, dtype=np.float32))
 
 
 # Arithmetic
 
 
-def acceptance(p: Sequence[float], candidate: int, q: ProbabilityRow) -> Counter[tuple[int, ...]]:
+def acceptance(p: Sequence[float], candidate: int, q: TokenProbs) -> Counter[tuple[int, ...]]:
     """What becomes of one candidate, over many seeds."""
     logits, found = torch.tensor([p]).log(), Counter[tuple[int, ...]]()
     for seed in range(400):
         sampler = RatioTest(replace(PLAIN, seed=seed), SamplingState(len(p)))
-        found[sampler.accept(logits, 0, sampler.rows(0, [0]), [candidate], [q]).token_ids] += 1
+        found[sampler.accept(logits, 0, sampler.inputs(0, [0]), [candidate], [q]).token_ids] += 1
     return found
 
 
@@ -52,28 +52,28 @@ def test_a_candidate_stays_with_the_probability_of_the_ratio() -> None:
     assert set(acceptance([0.25, 0.75], 0, row([0, 1], [0.25, 0.75]))) == {(0,)}
 
 
-def test_a_row_comes_back_from_its_bytes() -> None:
+def test_draft_probabilities_come_back_from_their_bytes() -> None:
     original = row([3, 7, 9], [0.25, 0.5, 0.25])
-    read = unpack_row(pack_row(original), 7, 10)
+    read = unpack_probs(original.pack(), 7, 10)
     assert read.token_ids.tolist() == [3, 7, 9]
     assert (read.of(7), read.of(8)) == (0.5, 0.0)
-    assert unpack_row(certain(4), 4, 10).of(4) == 1.0
+    assert unpack_probs(certain(4), 4, 10).of(4) == 1.0
 
 
 @pytest.mark.parametrize(
     ("data", "token_id", "reason"),
     [
         (b"1234567", 3, "7 bytes"),
-        (pack_row(row([3, 7], [0.5, 0.5])), 4, "its own token, 4, is impossible"),
-        (pack_row(row([3, 7], [1.5, -0.5])), 3, "sum to nan"),
-        (pack_row(row([3, 7], [float("inf"), 0.5])), 7, "sum to inf"),
-        (pack_row(row([3, 3], [0.5, 0.5])), 3, "not ascending"),
-        (pack_row(row([3, 10], [0.5, 0.5])), 3, "not ascending"),
+        (row([3, 7], [0.5, 0.5]).pack(), 4, "their own token, 4, is impossible"),
+        (row([3, 7], [1.5, -0.5]).pack(), 3, "sum to nan"),
+        (row([3, 7], [float("inf"), 0.5]).pack(), 7, "sum to inf"),
+        (row([3, 3], [0.5, 0.5]).pack(), 3, "not ascending"),
+        (row([3, 10], [0.5, 0.5]).pack(), 3, "not ascending"),
     ],
 )
-def test_what_cannot_be_a_row_is_refused(data: bytes, token_id: int, reason: str) -> None:
+def test_impossible_draft_probabilities_are_refused(data: bytes, token_id: int, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        unpack_row(data, token_id, 10)
+        unpack_probs(data, token_id, 10)
 
 
 # The law
@@ -88,7 +88,7 @@ def cascade(middle: PrefixModel) -> CascadeDrafter:
 def stop_where_unsure(candidate: Candidate) -> Candidate:
     """Drop candidates where the draft is unsure: this depends on its row, not on the token drawn from it."""
     tokens = candidate.token_ids
-    if tokens and unpack_row(candidate.draft_probs[0], tokens[0], VOCAB_SIZE).probabilities.max() < 0.5:
+    if tokens and unpack_probs(candidate.draft_probs[0], tokens[0], VOCAB_SIZE).probabilities.max() < 0.5:
         return structs.replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
     return candidate
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import Distribution
-from amusd.sampling.noisy_scores import choose
+from amusd.sampling.noise import choose
 from amusd.sampling.processors import kept_columns
 from amusd.sampling.ranking import RowRanker
 from amusd.sampling.sampler import Level, RowSampler, SamplingState, SequenceSampler, scores_of
@@ -42,8 +42,8 @@ parameters = st.fixed_dictionaries(
 
 
 def columns_of(sampler: SequenceSampler, logits: Tensor, start: int, token_ids: list[int], **kwargs: Any) -> list[int]:
-    device, words = sampler.state.device, torch.from_numpy(sampler.rows(start, token_ids, **kwargs))
-    chosen: list[int] = sampler.sampler.compute(logits.to(device), words.to(device))[0].tolist()
+    device, packed = sampler.state.device, torch.from_numpy(sampler.inputs(start, token_ids, **kwargs))
+    chosen: list[int] = sampler.sampler.compute(logits.to(device), packed.to(device))[0].tolist()
     return chosen
 
 
@@ -110,8 +110,8 @@ def test_a_token_of_the_prompt_is_penalized(device: str) -> None:
 def test_a_filter_keeps_the_likeliest_up_to_its_border(device: str, changes: dict[str, Any], number: int) -> None:
     with using(device):
         sampler = SequenceSampler(Distribution(temperature=1.0, **changes), SamplingState(4, device=device))
-        logits, words = torch.tensor([[0.05, 0.5, 0.3, 0.15]]).log(), torch.from_numpy(sampler.rows(0, [0]))
-        left = sampler.sampler.shaped(logits.to(device), words.to(device)).isfinite()
+        logits, packed = torch.tensor([[0.05, 0.5, 0.3, 0.15]]).log(), torch.from_numpy(sampler.inputs(0, [0]))
+        left = sampler.sampler.shaped(logits.to(device), packed.to(device)).isfinite()
         assert left[0].tolist() == [False, True, True, number > 2]
 
 
@@ -119,8 +119,8 @@ def test_a_filter_keeps_the_likeliest_up_to_its_border(device: str, changes: dic
 def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
     """Further than it looks first: each column is less likely by 1 % than the one before."""
     logits = np.arange(3000, dtype=np.float32) * np.float32(-0.01)
-    words = SamplingState(3000).words_of(Distribution(temperature=1.0, **changes))
-    left = kept_columns(logits, SamplerInputs.of(words))
+    packed = SamplingState(3000).packed_inputs(Distribution(temperature=1.0, **changes))
+    left = kept_columns(logits, SamplerInputs.of(packed))
     assert left.tolist() == [*range(len(left))]
     assert len(left) == pytest.approx(100 * np.log(1 / 0.0001), abs=1)
 
@@ -129,7 +129,7 @@ def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
 def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """-3.13 against 22.87, the ends of its range, of an unlikely column that is looked at last."""
     smallest = np.where(np.arange(5000) == 700, 0, 2**32 - 1).astype(np.uint32)
-    monkeypatch.setattr("amusd.sampling.noisy_scores.counters", lambda codes, _key: smallest[codes])
+    monkeypatch.setattr("amusd.sampling.noise.counters", lambda codes, _key: smallest[codes])
     logits = np.zeros(5000, np.float32) - np.linspace(0, 0.001, 5000, dtype=np.float32)
     logits[[0, 700]] = first, -0.01
     assert choose(logits, np.arange(5000, dtype=np.uint32), 0, 1.0) == chosen
@@ -171,9 +171,9 @@ def test_rows_of_several_requests_share_a_pass() -> None:
     logits, state = random_logits(2, 3, 60), SamplingState(60, num_sequences=2)
     shaped = SequenceSampler(Distribution(logit_bias=((7, 90.0),), presence_penalty=9.0), state, [5], sequence=0)
     warm = SequenceSampler(Distribution(temperature=0.8, seed=4), state, sequence=0)
-    sampler, words = shaped.sampler, np.tile(shaped.sampler.neutral, (3, 1))
-    words[0], words[1] = shaped.rows(0, [5])[0], warm.rows(6, [5])[0]
-    together = sampler.compute(logits, torch.from_numpy(words))[0].tolist()
+    sampler, packed = shaped.sampler, np.tile(shaped.sampler.neutral, (3, 1))
+    packed[0], packed[1] = shaped.inputs(0, [5])[0], warm.inputs(6, [5])[0]
+    together = sampler.compute(logits, torch.from_numpy(packed))[0].tolist()
     assert together == [7, columns_of(warm, logits[1:2], 6, [5])[0], int(logits[2].argmax())]
 
 
@@ -202,7 +202,7 @@ def test_a_row_that_is_no_number_still_gives_a_column_on_a_gpu() -> None:
 def test_log_probabilities_are_the_models_own_and_the_most_likely_come_first() -> None:
     distribution = Distribution(temperature=0.3, top_k=1, logit_bias=((1, 50.0),))
     sampler = SequenceSampler(distribution, SamplingState(len(LOGITS)), is_scored=True)
-    columns, outputs = sampler.sampler.compute(torch.tensor([LOGITS]), torch.from_numpy(sampler.rows(0, [0])))
+    columns, outputs = sampler.sampler.compute(torch.tensor([LOGITS]), torch.from_numpy(sampler.inputs(0, [0])))
     assert columns.tolist() == [1]
     expected = torch.tensor(LOGITS).double().log_softmax(0).tolist()
     chosen, top = scores_of(outputs[0].numpy(), 4)
@@ -210,7 +210,7 @@ def test_log_probabilities_are_the_models_own_and_the_most_likely_come_first() -
     assert [column for column, _ in top] == [0, 3, 2, 5]
     assert [value for _, value in top] == pytest.approx([expected[column] for column in (0, 3, 2, 5)], abs=1e-6)
     barred = torch.tensor([[0.0, -torch.inf, -torch.inf, 1.0, -torch.inf, -torch.inf]])
-    _, outputs = sampler.sampler.compute(barred, torch.from_numpy(sampler.rows(0, [0])))
+    _, outputs = sampler.sampler.compute(barred, torch.from_numpy(sampler.inputs(0, [0])))
     assert [column for column, _ in scores_of(outputs[0].numpy(), 20)[1]] == [3, 0], "none that cannot come"
 
 

@@ -24,8 +24,7 @@ from transport.links import DEADLINE, NONCE, VERDICT, expect
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open
-from amusd.runner import process_group
-from amusd.runner.rendezvous import Rendezvous
+from amusd.runner.process_group import ProcessGroup
 from amusd.transport import torch_distributed
 from amusd.transport.base import Transport
 from amusd.transport.factory import address_in, connect, listen
@@ -160,7 +159,7 @@ def test_groups_of_nccl_have_settings_by_which_a_lost_peer_ends_no_process(monke
     with mock.patch.dict(os.environ, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}):
         torch_distributed.device_bodies(None, 0, "cuda:0")
     with mock.patch.dict(os.environ):
-        process_group._make(Rendezvous("tcp://1.2.3.4:5", store=Mock()), 0, 2, "cuda:0", "nccl")
+        ProcessGroup(0, 2, "tcp://1.2.3.4:5", "nccl", store=Mock())._make("cuda:0")
     assert seen == [NCCL_SETTINGS] * 2
 
 

@@ -1,4 +1,4 @@
-"""Where the ranks of one model meet. Imports no torch."""
+"""Where the ranks of one target meet, and the processes of those that were started here. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 from amusd.child import ForkServer
 from amusd.errors import RankLostError
 
-LOOPBACK = "127.0.0.1"
-
 
 class Rendezvous:
-    """The address where ranks meet, and the processes of those that were started here; for several threads."""
+    """The address where the ranks meet, and the processes of ranks that were started here. For several threads."""
 
     def __init__(
-        self, address: str, host: str = LOOPBACK, store: Any = None, others: Sequence[ForkServer] = ()
+        self, address: str, host: str = "127.0.0.1", store: Any = None, others: Sequence[ForkServer] = ()
     ) -> None:
         """`address`: a private folder on one machine, else `tcp://HOST:PORT`, where rank R uses port PORT + R.
 

@@ -13,7 +13,7 @@ _BLOCK = 1024
 
 
 def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-    """See `amusd.sampling.noisy_scores.noisy_scores`."""
+    """See `amusd.sampling.noise.noisy_scores`."""
     rows, columns = logits.shape
     logits, halves = logits.contiguous(), keys.unsqueeze(1).view(torch.int32)  # low, high
     scores = torch.empty((rows, columns), dtype=torch.float32, device=logits.device)
