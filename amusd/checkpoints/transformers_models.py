@@ -54,7 +54,8 @@ class HuggingFaceNetwork(Network):
         _freeze_frequencies(model)
         self._model = model
         self.device = model.device
-        self.cache_dtype = torch.float32 if self.device.type == "cpu" else model.dtype
+        keeps_latents = any(hasattr(module, "expand_kv") for module in model.modules())  # which layers expand in theirs
+        self.cache_dtype = model.dtype if keeps_latents or self.device.type != "cpu" else torch.float32
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
         self.num_ids, self.vocab_size = len(embedding), int(head.out_features)
         tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either

@@ -87,7 +87,9 @@ def load(folder: Path, *, fixed: bool = False, dtype: str = "float32") -> ModelR
     return load_model(folder, LoadOptions(numerics=numerics, max_model_len=64, dtype=dtype))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("qwen3_5", "float32"), ("nemotron_h", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("qwen3_5", "float32"), ("nemotron_h", "bfloat16"), ("kimi_linear", "bfloat16")]
+)
 def test_a_checkpoint_is_loaded_and_tried(name: str, dtype: str, tmp_path: Path) -> None:
     """Both say of themselves that their attention cannot be replaced, and let it."""
     with logged() as lines:
