@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 _UPDATES = frozenset({"update_conv_state", "update_recurrent_state"})
+_CACHES = ("cache_params", "past_key_values")
 _SETTINGS = ("chunk_size", "time_step_limit")
 """Attributes of layers that hold for several rows and not for one."""
 _CHUNK = 16
@@ -30,7 +31,14 @@ def has_recurrent_layers(model_class: type[Any]) -> bool:
     """Whether a model's recurrent layers can be called with other states: they and it take a cache."""
     takes_cache = "past_key_values" in inspect.signature(model_class.forward).parameters
     names = vars(sys.modules[model_class.__module__]).values()
-    return takes_cache and any(isinstance(each, type) and is_recurrent_layer(each) for each in names)
+    layers = [each for each in names if isinstance(each, type) and is_recurrent_layer(each)]
+    return takes_cache and bool(layers) and all(map(_cache_of, layers))
+
+
+def _cache_of(layer: type[Any]) -> str | None:
+    """The optional argument by which layers of this class get a cache; None: they get it otherwise."""
+    parameters = inspect.signature(layer.forward).parameters
+    return next((name for name in _CACHES if name in parameters and parameters[name].default is None), None)
 
 
 class RecurrentLayers:
@@ -44,8 +52,8 @@ class RecurrentLayers:
             (layer, name, getattr(layer, name)) for layer in self.layers for name in _SETTINGS if hasattr(layer, name)
         ]
         for layer in self.layers:
-            names = inspect.signature(layer.forward).parameters
-            cache = next(name for name in ("cache_params", "past_key_values") if name in names)
+            names, cache = inspect.signature(layer.forward).parameters, _cache_of(type(layer))
+            assert cache is not None, "see has_recurrent_layers"
             # Some pass arguments on to fallbacks that pad to chunks; on a GPU perhaps to libraries, which refuse them.
             is_short = "kwargs" in names and not hasattr(layer, _SETTINGS[0]) and model.device.type == "cpu"
             more = {_SETTINGS[0]: _CHUNK} if is_short else {}

@@ -41,6 +41,7 @@ def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("MambaConfig", {}, "recurrent state"),
+    ("ZayaConfig", {}, "recurrent state"),  # whose layers get their cache in another way
     ("T5Config", {}, "no causal language model"),
     ("RobertaConfig", {"is_decoder": True}, "an encoder"),
     ("Gemma3TextConfig", {"use_bidirectional_attention": True}, "not plain causal attention"),
