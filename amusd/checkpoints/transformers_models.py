@@ -33,7 +33,7 @@ from amusd.models.attention import (
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.network import Network
-from amusd.models.recurrent import StateHistory
+from amusd.models.recurrent import StateHistory, StateShelf
 from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.self_test import measure_width_invariance
@@ -186,7 +186,7 @@ def settle_layers(path: str | Path, model: ModelRunner) -> None:
     assert isinstance(network, HuggingFaceNetwork)
     memory, token_ids = KVMemory(number, network.cache_dtype), torch.arange(number, device=model.device)
     memory.slots_of_pass = range(number)
-    memory.state_parts = [StateHistory([], 0).begin(0, range(number), number)]
+    memory.state_parts = [StateHistory(StateShelf()).begin(0, range(number), number)]
 
     def counted(layer: AttentionInputs) -> Tensor:
         calls.append(layer)

@@ -97,7 +97,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/models/recurrent.py", "tests/models/test_recurrent.py"): {
         "a state at the end of a prompt is changed in place": (
-            "if num_final == 0 or is_far or (self, start) in self._shelf:",
+            "if num_final == 0 or is_far or start in self.kept:",
             "if False:",
         ),
         "candidates change the state behind the final rows": (
