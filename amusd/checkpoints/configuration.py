@@ -114,7 +114,7 @@ def layer_windows(config: Any) -> list[int | None]:
 def why_rows_vary(config: Any) -> str | None:
     """What makes the bits of a row depend on its pass even if it is padded; None: nothing in the configuration."""
     text = config.get_text_config(decoder=True)
-    has_experts = any((getattr(text, name, None) or 0) > 1 for name in _NUM_EXPERTS)
+    has_experts = any((vars(text).get(name) or 0) > 1 for name in _NUM_EXPERTS)  # numbers by layer raise as attributes
     if is_recurrent(config):
         return "the target has recurrent states"
     return "the target is a mixture of experts" if has_experts else None
