@@ -22,8 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
-from amusd.config import TargetConfig
+from amusd.config import EngineConfig, TargetConfig
 from amusd.config.engine import EngineKeys
+from amusd.errors import ConfigError
 from amusd.files import CONFIG_JSON
 from amusd.logs import logger
 
@@ -61,14 +62,34 @@ def settle(config: Keys, device: str) -> Keys:
 def why_bits_vary(config: EngineKeys) -> str | None:
     """What makes the bits of the target's rows depend on their pass even if it is padded; None: nothing."""
     model = config.target.model
-    if model is None or config.hardware.synthetic is not None:
+    if model is None or config.hardware.synthetic is not None or _is_own(model):
         return None
-    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # what is wrong with it is said below
-        if json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES:
-            return None
     from amusd.checkpoints import configuration  # which imports torch
 
     return configuration.why_rows_vary(configuration.load_config(model))
+
+
+def chain_drafters(config: EngineConfig) -> frozenset[str]:
+    """The kinds of drafters whose models have recurrent layers, and so draft chains alone."""
+    models = {each.kind: config.target.model if each.kind == "self" else each.model for each in config.drafters}
+    return frozenset(kind for kind in ("hf", "self") if _is_recurrent(models.get(kind)))
+
+
+def _is_recurrent(model: str | None) -> bool:
+    if model is None or _is_own(model):
+        return False
+    from amusd.checkpoints import configuration
+
+    with suppress(ConfigError):  # the draft says what is wrong with it
+        return configuration.is_recurrent(configuration.load_config(model))
+    return False
+
+
+def _is_own(model: str) -> bool:
+    """Whether a checkpoint's folder is here, and `Decoder` computes its type."""
+    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # what is wrong with it is said later
+        return json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES
+    return False
 
 
 def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
