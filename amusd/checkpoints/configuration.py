@@ -5,7 +5,7 @@ transformers reads them; its import takes a second, which a checkpoint of our ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,9 +93,13 @@ def _check(stock: Any) -> None:
 
 def check_supported(config: Any, num_ranks: int = 1) -> None:
     """Raise `ConfigError`, naming type and reason, for a model that this package, or so many ranks, cannot run."""
-    for reason in _reasons(config):
+    text = config.get_text_config(decoder=True)
+    reasons = [] if isinstance(config, ModelConfig) else _stock_reasons(config, text)
+    unknown = {*(getattr(text, "layer_types", None) or ())} - _STATELESS_LAYERS - _RECURRENT_LAYERS
+    reasons += [f"the state of its {kind} layers cannot be rolled back to an earlier token" for kind in sorted(unknown)]
+    if reasons:
         owner = getattr(config, "owner", f"model type '{config.model_type}'")
-        raise ConfigError(f"{owner} is not supported: {reason}")
+        raise ConfigError(f"{owner} is not supported: {reasons[0]}")
     is_lean = isinstance(config, ModelConfig)
     most = config.num_key_value_heads if is_lean else 1
     if num_ranks > most:
@@ -139,8 +143,10 @@ def position_limit(config: Any, max_model_len: int) -> int:
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0
-    limits = []
-    for rope in _rope_parameters(text):
+    parameters, limits = getattr(text, "rope_parameters", None) or {}, []
+    for rope in (parameters, *parameters.values()):  # those of types of layers are nested
+        if not isinstance(rope, Mapping):
+            continue
         kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
         if kind in ("linear", "yarn"):
             longest = max(longest, int((original or longest) * (rope.get("factor") or 1)))
@@ -148,15 +154,6 @@ def position_limit(config: Any, max_model_len: int) -> int:
             # They switch their frequencies in mid-sequence, when the keys already cached cannot follow.
             limits += [original, getattr(text, "original_max_position_embeddings", None)]
     return min(limit for limit in (max_model_len, longest, *limits) if limit)
-
-
-def _reasons(config: Any) -> Iterator[str]:
-    text = config.get_text_config(decoder=True)
-    if not isinstance(config, ModelConfig):
-        yield from _stock_reasons(config, text)
-    layer_types = set(getattr(text, "layer_types", None) or ())
-    for layer_type in sorted(layer_types - _STATELESS_LAYERS - _RECURRENT_LAYERS):
-        yield f"the state of its {layer_type} layers cannot be rolled back to an earlier token"
 
 
 def _stock_reasons(config: Any, text: Any) -> list[str]:
@@ -184,11 +181,6 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         "its attention cannot be replaced": not can_replace,
     }
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def _rope_parameters(text: Any) -> list[Mapping[str, Any]]:
-    parameters = getattr(text, "rope_parameters", None) or {}
-    return [entry for entry in (parameters, *parameters.values()) if isinstance(entry, Mapping)]
 
 
 def quantization_of(config: Any) -> Any:

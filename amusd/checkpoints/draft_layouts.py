@@ -109,6 +109,10 @@ def _read_layers(owner: str, kind: str, draft: PublishedDraft, target_path: str 
     family = EAGLE3 if kind == EAGLE and "hidden_norm.weight" in weights else kind
     _check_settings(f"{owner}: {CONFIG}", family, draft)
     config, layers = _layer_config(draft), _feature_layers(f"{owner}: {CONFIG}", family, draft)
+    blocks = {"block_size": range(2, 1 << 16), "mask_token_id": range(target.vocab_size)} if family == DFLASH else {}
+    for name, numbers in blocks.items():
+        if (value := draft.settings.get(name)) not in numbers:
+            raise ConfigError(f"{owner}: {CONFIG}: {name}={value}; allowed: {numbers[0]} to {numbers[-1]}")
     output_ids = None
     if "d2t" in weights:
         ids = torch.arange(len(weights["d2t"])) + weights["d2t"].long()
