@@ -77,7 +77,7 @@ def _load_network(
             from amusd.checkpoints.transformers_models import HuggingFaceNetwork, load_stock
 
             stock = load_stock(path, config, options, shared)
-    del stored  # which would keep in memory what the network has copied
+    del stored  # else its files stay in memory beside the network's copies
     if isinstance(config, ModelConfig):
         return load_decoder(weights, config, options, max_length)
     return HuggingFaceNetwork(stock, options)
@@ -92,11 +92,11 @@ def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Weights of a model that `Decoder` covers, by the names of `weight_shapes`, still mapped."""
-    # A checkpoint of the model without a head lacks the first word.
+    # Names begin with "model." unless the model was saved without its head.
     first = "" if any(name.startswith("model.") for name in stored) else "model."
     given = {name if name == HEAD else first + name: tensor for name, tensor in stored.items()}
     ends = [given[name] for name in (EMBEDDING, HEAD) if name in given]
-    # One that differs stays, whatever the configuration says, as in transformers.
+    # As in transformers, a stored head that differs from the embedding stays, even if the configuration ties them.
     if config.tie_word_embeddings and ends and torch.equal(ends[0], ends[-1]):
         given[EMBEDDING] = given[HEAD] = ends[0]
     shapes = weight_shapes(config) | bias_shapes(config)
@@ -106,9 +106,10 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
 
 @contextlib.contextmanager
 def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
-    """Refuse what cannot run with `ConfigError`, prepare the device, and give the longest sequence in tokens.
+    """Check model and device, prepare the device, and yield the longest sequence in tokens.
 
-    A device that is missing or full is a `ConfigError` meanwhile. `config`: None for a model without layers.
+    Raises `ConfigError` for what cannot run, and from the block for a missing or full device. `config`: None for a
+    model without layers.
     """
     if config is not None:
         check_supported(config, options.ranks.size)
@@ -127,7 +128,7 @@ def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
 
 
 def _check_memory(config: ModelConfig, options: LoadOptions, length: int) -> None:
-    """Raise `ConfigError` where a GPU has no room for the weights and the cache of one sequence."""
+    """Raise `ConfigError` if a GPU has no room for the weights and the cache of one sequence."""
     cached = (2, config.num_hidden_layers, config.num_key_value_heads, config.head_dim, length)
     shapes = weight_shapes(config) | {"cache": cached} | ({HEAD: (0,)} if config.tie_word_embeddings else {})
     needed = sum(map(math.prod, shapes.values())) * loaded_dtype(options.dtype).itemsize / options.ranks.size
@@ -141,8 +142,8 @@ def prepare_device(device: str) -> None:
     if not device.startswith("cuda"):
         return
     try_triton(device)
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
-    matmul = torch.backends.cuda.matmul  # split sums are added in float32
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it takes 0.4 s for each new length of a prompt
+    matmul = torch.backends.cuda.matmul  # partial sums are added in float32
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
 
 

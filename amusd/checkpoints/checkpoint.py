@@ -26,8 +26,8 @@ _TEXTS = ("*.json", "*.jinja")
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: alternative files. Pickles are read for tensors alone. Raises `ConfigError` if a file is missing, damaged
-    or holds more than tensors, or two hold the same one.
+    `others`: alternative files. Of pickles only tensors are read. Raises `ConfigError` if a file is missing, damaged
+    or holds more than tensors, or if two files hold the same tensor.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
@@ -45,9 +45,9 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
 
 
 def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
-    """Raise `ConfigError` if a layer whose weights are `read` has others among the file's `names`, such as a bias.
+    """Raise `ConfigError` if the file's `names` hold more of a layer than is `read`, such as a bias.
 
-    Layers left out, heads of another task and stored rotary angles may stay unread.
+    Whole layers, heads of another task and stored rotary angles may stay unread.
     """
     read = {*read}
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
@@ -89,7 +89,7 @@ def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return {f"{name}": tensor.detach() for name, tensor in loaded.items()}
-    except Exception as error:  # whose own message tells how to run what is in it
+    except Exception as error:  # torch's message tells how to run what the pickle holds
         raise ConfigError(f"model {path}: {file.name} is damaged or holds more than tensors; not run") from error
 
 
@@ -125,7 +125,7 @@ def _download(name: str, *patterns: str) -> Path:
 def one_line_errors(path: str | Path, part: str = "cannot be loaded") -> Iterator[None]:
     """Turn library errors for a damaged or foreign checkpoint into a `ConfigError` of one line.
 
-    `part`: the file that is read.
+    `part`: the file that is read, or what fails.
     """
     try:
         yield

@@ -49,13 +49,13 @@ EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
 _REDUCTION = {EAGLE: (), EAGLE3: ("fc.", *INPUT_NORMS), DFLASH: ("fc.", *INPUT_NORMS, "hidden_norm.")}
-"""Beginnings of the names of the weights with which the target reduces its states (`FeatureSpec`)."""
+"""Prefixes of the weights with which the target reduces its states (`FeatureSpec`)."""
 
 _NESTED = ("transformer_layer_config", "eagle_config", "dflash_config")
 _INPUT_NORM_OF_KEY = dict(zip(("norm_before_fc", "fc_norm"), INPUT_NORMS, strict=True))
 _FLAGS = ("norm_before_residual", "norm_output", "sample_from_anchor", *_INPUT_NORM_OF_KEY)
 _ONLY = {"parallel_drafting": False, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
-"""Settings with one value that is computed."""
+"""Settings of which no other value is computed."""
 _ONLY_OF = {EAGLE: {}, EAGLE3: {"use_aux_hidden_state": True}, DFLASH: {"is_causal": False}}
 _SIZES = ("block_size", "mask_token_id", "layer_types", "sliding_window", "swa_window_size")
 _OF_TARGET = {"target_hidden_size": "hidden_size", "num_target_layers": "num_hidden_layers"}
@@ -72,7 +72,7 @@ class PublishedDraft:
     target: Any
     """The target's configuration."""
     weights: dict[str, Tensor]
-    """Its network as stored, on the CPU, by transformers' names; the target's embedding and head where it has none."""
+    """Its weights as stored, on the CPU, by transformers' names; embedding and head are the target's if it has none."""
     features: FeatureSpec
     config: Any = None
     """Configuration of its layers; None for Medusa."""
@@ -188,13 +188,13 @@ def _layer_config(draft: PublishedDraft) -> ModelConfig:
     config = as_own(make_stock_config({**sizes, "vocab_size": target.vocab_size, "tie_word_embeddings": False}))
     if config is None:
         raise ConfigError(f"drafter {path}: amusd's decoder does not compute its layers; allowed: hidden_act=silu")
-    if "sliding_attention" in layer_types:  # whatever its type makes of them
+    if "sliding_attention" in layer_types:  # which transformers drops for some model types
         window = settings.get("swa_window_size", settings.get("sliding_window"))
         if not isinstance(window, int) or window < 1:
             raise ConfigError(f"drafter {path}: sliding_window={window}; its layer_types need a number of tokens")
         config.layer_types, config.sliding_window = layer_types, window
     config.owner = f"drafter {path}"
-    if config.rope_parameters["rope_type"] in ("default", "llama3"):  # whose angles do not depend on it
+    if config.rope_parameters["rope_type"] in ("default", "llama3"):  # their angles do not depend on the length
         longest = getattr(target, "max_position_embeddings", None) or 0
         config.max_position_embeddings = max(config.max_position_embeddings, longest)
     return config
@@ -205,7 +205,8 @@ def _feature_layers(owner: str, family: str, draft: PublishedDraft) -> tuple[int
     if family == EAGLE:
         return draft.features.layers
     stated = [
-        (place[name], 0 if place is settings and name != "target_layer_ids" else 1)  # which are numbers of outputs
+        # Most lists number outputs of layers: that of layer i is state i + 1.
+        (place[name], 0 if place is settings and name != "target_layer_ids" else 1)
         for place in (settings, settings.get("eagle_config", {}), settings.get("dflash_config", {}))
         for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
         if place.get(name)
@@ -264,7 +265,7 @@ def _difference(draft: PublishedDraft, target_path: str | Path, tokenizer: Path)
         return f"it reads states {list(layers)}, and this one has {num_layers} layers"
     if ids is not None and not (ids[0] >= 0 and ids[-1] < vocab_size and bool((ids.diff() > 0).all())):
         return f"its d2t does not name ascending tokens of {vocab_size}"
-    columns = vocab_size if ids is None else len(ids)  # which some files give as vocab_size
+    columns = vocab_size if ids is None else len(ids)  # some files give their number as vocab_size
     sizes = draft.settings.get("transformer_layer_config", draft.settings)
     if (stated := sizes.get("vocab_size", vocab_size)) not in (vocab_size, columns):
         return f"that had {stated} token ids, and this one has {vocab_size}"

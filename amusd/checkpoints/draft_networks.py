@@ -110,12 +110,12 @@ class MedusaState:
         self._last, self._feature = -1, torch.empty(0)
 
     def keep(self, number: int) -> None:
-        """Keep the features of the first positions alone: another sequence begins like this one."""
+        """Keep the features of the first `number` positions: another sequence begins like this one."""
         if self._last >= number:
             self._last, self._feature = -1, torch.empty(0)
 
     def take(self, start: int, features: Tensor) -> None:
-        """Take in features [rows, width], on the host, of positions from `start` on; again or late will do."""
+        """Take in features [rows, width], on the host, of positions from `start` on. They may come late or again."""
         last = start + len(features) - 1
         if last > self._last:
             self._last, self._feature = last, features[-1].clone()
@@ -123,7 +123,7 @@ class MedusaState:
     def score(self, position: int, token_id: int) -> Tensor:  # noqa: ARG002 - the text is in the feature
         """[depths, columns]: row d scores the token d + 1 places after the root, which is at `position`.
 
-        An old feature leaves only the further heads; without any there are no rows.
+        After an old feature only the further heads are left; without a feature there are no rows.
         """
         late = position - 1 - self._last
         if not len(self._feature) or not 0 <= late < self._model.max_depth:

@@ -32,7 +32,7 @@ from amusd.runner.model_runner import ModelRunner
 TOKENS_PER_REPLAY = 4
 """Most draft steps without the host, on GPUs with graphs."""
 DRAFT_ROWS = 16
-"""Most tokens that a draft's model takes in at once after a rollback."""
+"""Most tokens that a draft's model takes in at once behind a rollback."""
 
 
 def model_path(config: TargetConfig | DrafterConfig) -> str:
@@ -84,7 +84,7 @@ def is_fixed(config: EngineConfig) -> bool:
 
 
 def state_bytes(config: EngineConfig) -> int:
-    """Most memory for the states of one model that are kept for prompts which begin alike."""
+    """Most memory in bytes for a model's states that are kept for prompts which begin alike."""
     return config.prefix_states_mb * 1_000_000 if config.prefix_caching else 0
 
 

@@ -60,7 +60,7 @@ def settle(config: Keys, device: str) -> Keys:
 
 
 def why_bits_vary(config: EngineKeys) -> str | None:
-    """What makes the bits of the target's rows depend on their pass even if it is padded; None: nothing."""
+    """The reason why even padded passes change the bits of the target's rows; None: they do not."""
     model = config.target.model
     if model is None or config.hardware.synthetic is not None or _is_own(model):
         return None
@@ -95,8 +95,8 @@ def _is_own(model: str) -> bool:
 def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     """`config` with the dtype of its target named where that is `auto`, if timing decides it.
 
-    It does on a CPU, for a checkpoint that one rank computes. `cache`: the folder of choices. Raises `ConfigError` for
-    a missing checkpoint.
+    Timing decides on a CPU, for a checkpoint that one rank computes. `cache`: the folder of choices. Raises
+    `ConfigError` for a missing checkpoint.
     """
     is_timed = device == "cpu" and config.hardware.synthetic is None and config.target_tensor_parallel_size == 1
     if not is_timed or config.target.dtype != "auto" or config.target.model_impl == "transformers":
@@ -174,7 +174,7 @@ def _keep(file: Path, dtype: Dtype) -> Dtype:
 
 
 def _core_facts() -> list[str]:
-    """What tells kinds of CPU apart."""
+    """Facts that tell kinds of CPU apart."""
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         return [line for line in first.splitlines() if line.partition(":")[0].strip() in _CORE_FACTS]

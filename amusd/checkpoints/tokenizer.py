@@ -52,10 +52,9 @@ class Tokenizer:
         *,
         is_plain: bool = False,
     ) -> None:
-        """`special_tokens`: by transformers' names. `template`: of chats. `eos_token_ids`: beside its own.
+        """`special_tokens`: by transformers' names. `template`: for chats. `eos_token_ids`: further ones.
 
-        `num_ids`: of the model, padding included; None: those of the tokenizer. `is_plain`: its chat template needs
-        jinja alone.
+        `num_ids`: those of the model, with padding; None: of the tokenizer. `is_plain`: the template needs only jinja.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -74,12 +73,12 @@ class Tokenizer:
         content = {"vocab": vocab, "added": sorted(token.content for token in self._added.values())}
         content["merges"] = model.get("merges", [])
         self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
-        """Equal for tokenizers that give every text the same ids; not of templates, padding and the layout of files."""
+        """Hash of vocabulary, merges and added tokens: equal for tokenizers that give every text the same ids."""
 
     def encode(self, text: str, max_length: int | None = None, *, special: bool = True) -> list[int]:
         """Token ids of raw text, with the model's leading special tokens if `special`.
 
-        Raises `ContextLengthError` for a text that is so long that it cannot be below `max_length` tokens.
+        Raises `ContextLengthError` for a text that has `max_length` tokens at least, told by its characters.
         """
         num_characters = len("".join(text.split()))  # a token may be any number of blanks
         if max_length is not None and num_characters >= max_length * self._most_characters:
@@ -107,12 +106,12 @@ class Tokenizer:
         return self.encode(text, max_length, special=False)
 
     def token_texts(self) -> dict[int, TokenText]:
-        """`token_text` of each token that both tokenizer and model have."""
+        """The text of each token that both tokenizer and model have."""
         ids = self._backend.get_vocab().values()
         return {token_id: self.token_text(token_id) for token_id in ids if token_id < self.num_ids}
 
     def token_text(self, token_id: int) -> TokenText:
-        """Text of a token at any place, or the name of one that adds no text."""
+        """A token's text, or the name of one that adds no text."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return f"token_id:{token_id}"
@@ -133,7 +132,7 @@ def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *,
     given = [{name: value for name, value in turn.items() if value is not None} for turn in turns]
     try:
         if is_plain:
-            from jinja2.sandbox import ImmutableSandboxedEnvironment  # which a draft does without
+            from jinja2.sandbox import ImmutableSandboxedEnvironment  # a draft never needs it
 
             environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
             text = environment.from_string(template).render(messages=given, **variables)

@@ -203,7 +203,7 @@ def attend(
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
-    if key.device.type == "cpu":  # latent attention expands what is cached in the model's dtype
+    if key.device.type == "cpu":  # expanded latents are in the model's dtype
         key, value = key.float(), value.float()
     if missing := key.shape[3] - value_dim:  # latent attention
         key, value = key.contiguous(), F.pad(value, (0, missing))

@@ -85,7 +85,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a block leaves the features behind it": ("] = False  # overwritten", "] &= True  # overwritten"),
     },
     ("amusd/checkpoints/draft_layouts.py", "tests/models/test_block_models.py tests/models/test_eagle.py"): {
-        "a block reads the layers below its own": ("else 1)  # which", "else 0)  # which"),
+        "a block reads the layers below its own": ('"target_layer_ids" else 1)', '"target_layer_ids" else 0)'),
         "two places for one setting may differ": (
             "found.setdefault(name, value) != value",
             "found.setdefault(name, value) is None",
