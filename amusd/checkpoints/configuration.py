@@ -6,6 +6,7 @@ transformers reads them; its import takes a second, which a checkpoint of our ow
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.errors import ConfigError
 
 PLAIN = "amusd"
-"""Key in a `config.json` that states all of `ModelConfig`, beside a tokenizer that needs no transformers either."""
+"""Key of a `config.json` that states all of `ModelConfig`; the tokenizer beside it needs no transformers either."""
 
 _ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 _RECURRENT_LAYERS = frozenset({"conv", "hybrid", "linear_attention"})
@@ -51,14 +52,15 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
             stock = load_stock_config(folder)
             own = as_own(stock)  # which checks it for both implementations
             config = stock if own is None or model_impl == "transformers" else own
-    if num_layers is not None:
-        text = config.get_text_config(decoder=True)
-        most = text.num_hidden_layers - 1
-        if num_layers > most:
-            raise ConfigError(f"drafter.num_layers={num_layers}: of the target's {most + 1}; allowed: 1 to {most}")
-        text.num_hidden_layers = num_layers
-        if layer_types := getattr(text, "layer_types", None):
-            text.layer_types = layer_types[:num_layers]
+        if num_layers is not None:
+            text = config.get_text_config(decoder=True)
+            most = text.num_hidden_layers - 1
+            if num_layers > most:
+                raise ConfigError(f"drafter.num_layers={num_layers}: of the target's {most + 1}; allowed: 1 to {most}")
+            text.num_hidden_layers = num_layers
+            if layer_types := getattr(text, "layer_types", None):
+                with suppress(AttributeError):  # a property follows the number of layers
+                    text.layer_types = layer_types[:num_layers]
     return config
 
 
@@ -92,7 +94,7 @@ def _check(stock: Any) -> None:
 
 
 def check_supported(config: Any, num_ranks: int = 1) -> None:
-    """Raise `ConfigError`, naming type and reason, for a model that this package, or so many ranks, cannot run."""
+    """Raise `ConfigError`, naming type and reason, if this package cannot run the model on `num_ranks` ranks."""
     text = config.get_text_config(decoder=True)
     reasons = [] if isinstance(config, ModelConfig) else _stock_reasons(config, text)
     unknown = {*(getattr(text, "layer_types", None) or ())} - _STATELESS_LAYERS - _RECURRENT_LAYERS
@@ -108,7 +110,7 @@ def check_supported(config: Any, num_ranks: int = 1) -> None:
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """The tokens that each layer sees, its window; None: all."""
+    """The window of each layer in tokens; None: it sees all."""
     text = config.get_text_config(decoder=True)
     usual = "full_attention" if text.model_type == "llama" else "sliding_attention"
     layer_types = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
@@ -116,7 +118,7 @@ def layer_windows(config: Any) -> list[int | None]:
 
 
 def why_rows_vary(config: Any) -> str | None:
-    """What makes the bits of a row depend on its pass even if it is padded; None: nothing in the configuration."""
+    """The reason why even a padded pass changes the bits of a row; None: the configuration has none."""
     text = config.get_text_config(decoder=True)
     has_experts = any((vars(text).get(name) or 0) > 1 for name in _NUM_EXPERTS)  # numbers by layer raise as attributes
     if is_recurrent(config):
@@ -136,10 +138,10 @@ def is_recurrent(config: Any) -> bool:
 
 
 def position_limit(config: Any, max_model_len: int) -> int:
-    """Longest sequence up to `max_model_len` whose keys do not depend on its length.
+    """The longest sequence, up to `max_model_len`, whose keys do not depend on its length.
 
-    With `linear` and `yarn` most configurations give the trained length and some the stretched one; their original
-    length tells which.
+    With `linear` and `yarn`, `max_position_embeddings` is the trained length in most configurations and the stretched
+    one in some: the original length tells which.
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0
@@ -151,7 +153,7 @@ def position_limit(config: Any, max_model_len: int) -> int:
         if kind in ("linear", "yarn"):
             longest = max(longest, int((original or longest) * (rope.get("factor") or 1)))
         elif kind in ("dynamic", "longrope"):
-            # They switch their frequencies in mid-sequence, when the keys already cached cannot follow.
+            # Their frequencies change in mid-sequence, and cached keys cannot follow.
             limits += [original, getattr(text, "original_max_position_embeddings", None)]
     return min(limit for limit in (max_model_len, longest, *limits) if limit)
 
@@ -167,7 +169,7 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         return bool(getattr(text, name, None))
 
     can_resume = is_recurrent(config) and model_class is not None and has_recurrent_layers(model_class)
-    # Many recurrent models deny support but work; loading tests them.
+    # Many recurrent models claim that their attention cannot be replaced, and work: loading tests them.
     can_replace = can_resume or getattr(model_class, "_supports_attention_backend", False)
     reasons = {
         "it is no causal language model": config.is_encoder_decoder or model_class is None,

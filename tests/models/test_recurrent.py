@@ -98,6 +98,14 @@ def test_a_checkpoint_is_loaded_and_tried(name: str, dtype: str, tmp_path: Path)
     assert (lines, model.network.is_recurrent, model.numerics.num_tracks) == ([], True, 1)
 
 
+@pytest.mark.parametrize("name", ["bamba", "qwen3_5"])
+def test_first_layers_are_a_model_of_their_own(name: str, tmp_path: Path) -> None:
+    """Kinds of layers are a list in some configurations, and follow from other settings in others."""
+    options = LoadOptions(numerics=Numerics.for_device("cpu", width=8, fixed=False), max_model_len=64, dtype="float32")
+    model = load_model(saved(tmp_path, name), options, num_layers=2)
+    assert len(model.network._model.base_model.layers) == 2
+
+
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
 def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
     text = text_of(random.Random(4), 60)
