@@ -14,18 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.checkpoints.checkpoint import CONFIG, one_line_errors, open_checkpoint, refuse_unread
+from amusd.checkpoints.checkpoint import one_line_errors, open_checkpoint, refuse_unread
 from amusd.checkpoints.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
 from amusd.checkpoints.decoder_weights import bias_shapes, fit_weights, load_decoder, weight_shapes
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 from amusd.errors import ConfigError, first_line
-from amusd.logs import logger
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.network import Network
 from amusd.models.row_attention import try_triton
 from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
-from amusd.runner.self_test import measure_width_invariance
 
 _ADVICE = "a smaller model, or a lower max_model_len or max_num_seqs, needs less"
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -39,26 +37,17 @@ def load_model(
 ) -> ModelRunner:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: for a draft that must read its target's ids. `num_layers`: load only the first ones. With
-    `fixed`, logs a warning if logits of transformers' layers depend on the pass. Raises as `prepared`, and
-    `ConfigError` for unreadable files.
+    `shared`: for a draft that must read its target's ids. `num_layers`: load only the first ones. Raises as
+    `prepared` and `try_model`, and `ConfigError` for unreadable files.
     """
     config = load_config(path, num_layers, options.model_impl)
     with one_line_errors(path), prepared(config, options) as max_length:
         network = _load_network(path, config, options, shared, max_length)
         model = ModelRunner(network, options, max_length, None if shared is None else shared.output_ids)
-    if isinstance(config, ModelConfig):
-        return model
-    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
-        if model.network.is_recurrent:
-            from amusd.checkpoints.transformers_models import quiet_transformers, settle_layers
+    if not isinstance(config, ModelConfig):
+        from amusd.checkpoints.transformers_models import try_model
 
-            with quiet_transformers():  # its fallbacks would say that they are slow
-                settle_layers(path, model)
-        found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
-    if options.numerics.fixed and any(found):
-        line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
-        logger.warning("model %s: %s", path, line)
+        try_model(path, model)
     return model
 
 
@@ -87,7 +76,7 @@ def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
     for name, tensor in stored.items():
         if name.endswith(".weight") and not (tensor.is_floating_point() and tensor.itemsize > 1):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ConfigError(f"model {path}: {name} is stored as {dtype}, and {CONFIG} says nothing of it")
+            raise ConfigError(f"model {path}: {name} is stored as {dtype}, and config.json says nothing of it")
 
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:

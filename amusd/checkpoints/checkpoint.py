@@ -15,10 +15,9 @@ from torch import Tensor
 from amusd.errors import AmusdError, ConfigError, first_line
 from amusd.files import CHECKPOINT, CONFIG_JSON, check_checkpoint
 
-CONFIG = CONFIG_JSON
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
-OF_DRAFTERS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+DRAFTER_FILES = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Files of published drafters, besides those of models; the last two are pickles."""
 _TEXTS = ("*.json", "*.jinja")
 
@@ -53,7 +52,7 @@ def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
     unread = {name for name in names if name not in read and "rotary_emb." not in name}
     if found := [name for name in unread if any(name.rsplit(".", count)[0] in modules for count in (1, 2))]:
-        raise ConfigError(f"model {path}: its file has {min(found)}, unknown to {CONFIG}: check model_type, *_bias")
+        raise ConfigError(f"model {path}: its file has {min(found)}, unknown to config.json: check model_type, *_bias")
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -63,7 +62,7 @@ def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping
     names = {id(tensor): name for name, tensor in reversed(list(weights.items()))}
     stored = {name: weights[name].contiguous() for name in names.values()}
     save_file(stored, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
+    (folder / CONFIG_JSON).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
 
 
 def read_json(path: str | Path, folder: Path, name: str) -> dict[str, Any]:
@@ -98,10 +97,10 @@ def find_checkpoint(path: str | Path, *needed: str) -> Path:
 
     Raises `ConfigError` if there is none, or it lacks `config.json` or a `needed` file.
     """
-    check_checkpoint(path, CONFIG, *needed)
+    check_checkpoint(path, CONFIG_JSON, *needed)
     if not (folder := Path(path).expanduser()).is_dir():
         folder = _download(str(path), *_TEXTS)
-        check_checkpoint(path, CONFIG, *needed, folder=folder)
+        check_checkpoint(path, CONFIG_JSON, *needed, folder=folder)
     return folder
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
+from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, read_json
 from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.errors import ConfigError
+from amusd.files import CONFIG_JSON
 
 PLAIN = "amusd"
 """Key of a `config.json` that states all of `ModelConfig`; the tokenizer beside it needs no transformers either."""
@@ -42,8 +43,8 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
     A `ModelConfig` exactly if `Decoder` computes the model. Raises `ConfigError` without one, or for too many layers.
     """
     folder = find_checkpoint(path)
-    settings = read_json(path, folder, CONFIG)
-    with one_line_errors(path, CONFIG):
+    settings = read_json(path, folder, CONFIG_JSON)
+    with one_line_errors(path, CONFIG_JSON):
         if PLAIN in settings and model_impl != "transformers":
             config: Any = ModelConfig(**settings)
         else:

@@ -10,7 +10,6 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from amusd.checkpoints.checkpoint import CONFIG
 from amusd.checkpoints.configuration import ModelConfig, layer_windows
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
@@ -75,7 +74,7 @@ def fit_weights(
         raise ConfigError(f"{owner}: its file has weights without a place, {min(extra)} among them")
     for name, shape in wanted.items():
         if (found := given[name].shape) != shape:
-            raise ConfigError(f"{owner}: {name} has shape {list(found)}, and {CONFIG} asks for {list(shape)}")
+            raise ConfigError(f"{owner}: {name} has shape {list(found)}, and config.json asks for {list(shape)}")
     return {name: given[name] for name in wanted}
 
 

@@ -29,20 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.checkpoints.checkpoint import (
-    CONFIG,
-    OF_DRAFTERS,
-    find_checkpoint,
-    one_line_errors,
-    open_checkpoint,
-    read_json,
-)
+from amusd.checkpoints.checkpoint import DRAFTER_FILES, find_checkpoint, one_line_errors, open_checkpoint, read_json
 from amusd.checkpoints.configuration import ModelConfig, as_own, load_config
 from amusd.checkpoints.decoder_weights import fit_weights, weight_shapes
 from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.checkpoints.tokenizer import load_tokenizer, read_fingerprint
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
+from amusd.files import CONFIG_JSON
 from amusd.models.features import INPUT_NORMS, FeatureSpec
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
@@ -86,10 +80,10 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     Raises `ConfigError` for missing or damaged files, other shapes or kinds, or another target.
     """
     folder = find_checkpoint(path)
-    settings = _read_settings(path, read_json(path, folder, CONFIG))
+    settings = _read_settings(path, read_json(path, folder, CONFIG_JSON))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
-        stored = open_checkpoint(path, OF_DRAFTERS).items()
+        stored = open_checkpoint(path, DRAFTER_FILES).items()
         own = {name: tensor for name, tensor in stored if not any(part in name for part in _COPIES_OF_TARGET)}
         weights = {_canonical(name): tensor for name, tensor in own.items()}
         last = FeatureSpec((target.num_hidden_layers,), target.hidden_size)
@@ -107,12 +101,12 @@ def _read_layers(owner: str, kind: str, draft: PublishedDraft, target_path: str 
     """`draft` with what its layers need; its `weights` become those of `Decoder`."""
     weights, target = draft.weights, draft.target
     family = EAGLE3 if kind == EAGLE and "hidden_norm.weight" in weights else kind
-    _check_settings(f"{owner}: {CONFIG}", family, draft)
-    config, layers = _layer_config(draft), _feature_layers(f"{owner}: {CONFIG}", family, draft)
+    _check_settings(f"{owner}: config.json", family, draft)
+    config, layers = _layer_config(draft), _feature_layers(f"{owner}: config.json", family, draft)
     blocks = {"block_size": range(2, 1 << 16), "mask_token_id": range(target.vocab_size)} if family == DFLASH else {}
     for name, numbers in blocks.items():
         if (value := draft.settings.get(name)) not in numbers:
-            raise ConfigError(f"{owner}: {CONFIG}: {name}={value}; allowed: {numbers[0]} to {numbers[-1]}")
+            raise ConfigError(f"{owner}: config.json: {name}={value}; allowed: {numbers[0]} to {numbers[-1]}")
     output_ids = None
     if "d2t" in weights:
         ids = torch.arange(len(weights["d2t"])) + weights["d2t"].long()
@@ -135,9 +129,8 @@ def _read_settings(path: str | Path, settings: Mapping[str, Any]) -> dict[str, A
     for nested in _NESTED:
         for name, value in dict(found.get(nested, {})).items():
             if name in _READ and value is not None and found.setdefault(name, value) != value:
-                raise ConfigError(
-                    f"drafter {path}: {CONFIG} has {name}={found[name]} and, in {nested}, {value}; allowed: one value"
-                )
+                said = f"{name}={found[name]} and, in {nested}, {value}"
+                raise ConfigError(f"drafter {path}: config.json has {said}; allowed: one value")
     return found
 
 

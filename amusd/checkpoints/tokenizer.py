@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
+from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, read_json
 from amusd.checkpoints.configuration import PLAIN, load_config
 from amusd.checkpoints.vocabulary import TokenText
 from amusd.errors import ConfigError, ContextLengthError
@@ -163,7 +163,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             backend, special_tokens, template = load_stock_tokenizer(folder)
         num_tokens = backend.get_vocab_size(with_added_tokens=False)
         if num_tokens > config.vocab_size:
-            raise ConfigError(f"model {path}: {CONFIG}: vocab_size={config.vocab_size}; its tokenizer has {num_tokens}")
+            raise ConfigError(
+                f"model {path}: config.json: vocab_size={config.vocab_size}; its tokenizer has {num_tokens}"
+            )
         end_ids = frozenset[int]().union(*map(_as_ids, ends))
         return Tokenizer(backend, special_tokens, template, end_ids, config.vocab_size, is_plain=is_plain)
 

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available, logging
 
-from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, refuse_unread
+from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, refuse_unread
 from amusd.checkpoints.configuration import quantization_of
 from amusd.checkpoints.recurrent_layers import RecurrentLayers
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
@@ -166,7 +166,7 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
             output_loading_info=True,
         )
     for name, stored, expected in info["mismatched_keys"]:
-        raise ConfigError(f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}")
+        raise ConfigError(f"model {path}: {name} has shape {list(stored)}, and config.json asks for {list(expected)}")
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: lacks weights, {min(info['missing_keys'])} among them")
     if quantization is None:  # else scales would count as unread
@@ -174,6 +174,21 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
     if shared is not None:
         adopt_into(model, shared)
     return model
+
+
+def try_model(path: str | Path, model: ModelRunner) -> None:
+    """Compute a few tokens; with `fixed`, log a warning if their logits depend on the pass.
+
+    Raises `ConfigError` if transformers' code cannot compute a token, and as `settle_layers`.
+    """
+    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+        if model.network.is_recurrent:
+            with quiet_transformers():  # its fallbacks would say that they are slow
+                settle_layers(path, model)
+        found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
+    if model.options.numerics.fixed and any(found):
+        line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
+        logger.warning("model %s: %s", path, line)
 
 
 def settle_layers(path: str | Path, model: ModelRunner) -> None:
