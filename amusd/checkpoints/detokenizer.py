@@ -17,9 +17,9 @@ class Spelling:
     """How one token reads at its place in a text."""
 
     label: str
-    """Its text. A special or padded token has its name, part of a character `bytes:` and its bytes."""
+    """Its text; the name of a special or padded token; `bytes:` and the bytes of a part of a character."""
     utf8: bytes | None
-    """Its bytes, which join to the text's; None for a special or padded token."""
+    """Its bytes, which joined are those of the text; None for a special or padded token."""
     num_characters: int
     """Characters that it adds: 0 while a character is incomplete."""
 
@@ -28,8 +28,8 @@ class IncrementalDecoder:
     """Text of a growing token sequence, piece by piece, never half a character.
 
     Each token is decoded in a short window that begins with text, since some tokenizers decode a first token
-    differently. Text that ends in a replacement character is held back: with byte tokens the next one may change it.
-    What a prompt holds back is not given again unless the answer completes it to a character.
+    differently. Text that ends in a replacement character is held back, since the next token may complete the
+    character. Text that the prompt ends with, held back, is given only if the answer completes it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:

@@ -1,9 +1,9 @@
-"""What `auto` stands for in a configuration, settled before the workers start: `verify_width`, and the target's dtype.
+"""What `auto` stands for in a configuration: `verify_width`, the target's dtype, and trees or chains of a drafter.
 
 A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever timing says is quicker. The
 choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
-changes tokens, so all processes of a machine must share it. A choice that is kept is read without importing torch, so
-that the workers are started first.
+changes tokens, so all processes of a machine must share it. A kept choice is read without importing torch, which delays
+the start of the workers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Those that `Decoder` computes."""
 ROWS = (1, 4, 8)
-"""Rows of the timed products; each number counts alike."""
+"""Rows of the timed products, of equal weight in the choice."""
 LEAST_GAIN = 1.1
 """Speed-up from which float32 is chosen."""
 _LEAST_BYTES, _TIMED_BYTES = 10_000_000, 100_000_000
-"""Weights that are timed: more than most last-level caches hold, if there are so many."""
+"""Bytes of weights to time: more than most last-level caches hold. A model with fewer than the least is not timed."""
 _NUM_ROUNDS = 5
 _CORE_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
 
@@ -71,23 +71,21 @@ def why_bits_vary(config: EngineKeys) -> str | None:
 
 def chain_drafters(config: EngineConfig) -> frozenset[str]:
     """The kinds of drafters whose models have recurrent layers, and so draft chains alone."""
-    models = {each.kind: config.target.model if each.kind == "self" else each.model for each in config.drafters}
-    return frozenset(kind for kind in ("hf", "self") if _is_recurrent(models.get(kind)))
+    found = set()
+    for drafter in config.drafters:
+        model = config.target.model if drafter.kind == "self" else drafter.model
+        if drafter.kind in ("hf", "self") and model is not None and not _is_own(model):
+            from amusd.checkpoints import configuration
 
-
-def _is_recurrent(model: str | None) -> bool:
-    if model is None or _is_own(model):
-        return False
-    from amusd.checkpoints import configuration
-
-    with suppress(ConfigError):  # the draft says what is wrong with it
-        return configuration.is_recurrent(configuration.load_config(model))
-    return False
+            with suppress(ConfigError):  # the draft says what is wrong with it
+                if configuration.is_recurrent(configuration.load_config(model)):
+                    found.add(drafter.kind)
+    return frozenset(found)
 
 
 def _is_own(model: str) -> bool:
     """Whether a checkpoint's folder is here, and `Decoder` computes its type."""
-    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # what is wrong with it is said later
+    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # `load_config` says what is wrong with it
         return json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES
     return False
 
@@ -163,7 +161,7 @@ def _kept_in(file: Path) -> Dtype | None:
 
 
 def _keep(file: Path, dtype: Dtype) -> Dtype:
-    """Write a choice, unless another process has: returns what the file then says."""
+    """Write a choice unless another process has; return what the file then says."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".") as partial:

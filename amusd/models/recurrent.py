@@ -39,7 +39,7 @@ class StatePart:
     """Behind the final rows, where others follow."""
 
     def pieces(self, layer: int, most: int | None) -> Iterator[slice]:
-        """The rows of each call of a layer, whose state behind the final ones is kept when the next are asked for.
+        """Yield the rows of each call of a layer, and keep its state behind the final rows.
 
         `most`: rows of a call; None: any number.
         """
