@@ -140,6 +140,7 @@ def load_draft_model(
         return load_synthetic(shape, options), None
     path = model_path(engine.target if config.kind == "self" else config)
     if config.kind == "self":
+        check_target(engine)  # some that cannot run state no number of layers
         num_layers = target_settings(engine).get_text_config(decoder=True).num_hidden_layers // 4
         return load_model(path, options, num_layers=config.num_layers or max(1, num_layers)), load_tokenizer(path)
     if config.kind == "hf":

@@ -70,9 +70,9 @@ def why_bits_vary(config: EngineKeys) -> str | None:
 
 
 def chain_drafters(config: EngineConfig) -> frozenset[str]:
-    """The kinds of drafters whose models have recurrent layers, and so draft chains alone."""
+    """The kinds of drafters whose models, on this machine, have recurrent layers, and so draft chains alone."""
     found = set()
-    for drafter in config.drafters:
+    for drafter in (drafter for drafter in config.drafters if not drafter.is_elsewhere):
         model = config.target.model if drafter.kind == "self" else drafter.model
         if drafter.kind in ("hf", "self") and model is not None and not _is_own(model):
             from amusd.checkpoints import configuration
