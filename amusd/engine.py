@@ -20,9 +20,8 @@ import torch
 from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation, Scheduler
-from amusd.checkpoints.detokenizer import IncrementalDecoder
 from amusd.checkpoints.settled import chain_drafters, settle
-from amusd.checkpoints.tokenizer import Prompt, Tokenizer, user_turn
+from amusd.checkpoints.tokenizer import IncrementalDecoder, Prompt, Tokenizer, user_turn
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference

@@ -192,7 +192,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runner/self_test.py", "tests/models/test_quantization.py"): {
         "a model is tried with one number of rows": ("(_in_batches, _in_paths)), (several, (_in_batches,))", "()),"),
     },
-    ("amusd/checkpoints/detokenizer.py", "tests/checkpoints/test_text_of_tokens.py"): {
+    ("amusd/checkpoints/tokenizer.py", "tests/checkpoints/test_text_of_tokens.py"): {
         "a prompt ends in tokens without text, and those before them are forgotten": ("size *= 2\n", "break\n"),
         "the end of a prompt is given again": (
             "tokenizer.decode(self._window)[self._num_given :] if self._is_holding",
