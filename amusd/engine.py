@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,8 @@ import torch
 from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation, Scheduler
-from amusd.checkpoints.detokenizer import IncrementalDecoder
-from amusd.checkpoints.settled import settle
-from amusd.checkpoints.tokenizer import Prompt, Tokenizer, user_turn
+from amusd.checkpoints.settled import chain_drafters, settle
+from amusd.checkpoints.tokenizer import IncrementalDecoder, Prompt, Tokenizer, user_turn
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
@@ -58,6 +57,8 @@ class Engine:
     tokenizer: Tokenizer
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
+    chains: Collection[str] = ()
+    """Those whose models draft no trees."""
     rendezvous: Rendezvous | None = None
     """Where the target's ranks meet, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
@@ -107,7 +108,7 @@ class Engine:
             config = settle(config, device_of(config, "target"))
             worker, tokenizer = connect_target(config, drafts, recorder, others, rendezvous=rendezvous)
             drafters = [drafter.kind for drafter in config.drafters]
-            return cls(worker, tokenizer, drafters, rendezvous, others.pop_all())
+            return cls(worker, tokenizer, drafters, chain_drafters(config), rendezvous, others.pop_all())
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -177,7 +178,7 @@ class Engine:
         request = Request(
             prompt=prompt_ids,
             max_length=min(len(prompt_ids) + params.max_new_tokens, self.worker.model.max_length),
-            policy=choose_policy(params, name, decoding),
+            policy=choose_policy(params, name, decoding, is_chain=name in self.chains),
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs or params.top_logprobs > 0,

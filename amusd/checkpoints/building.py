@@ -14,18 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.checkpoints.checkpoint import CONFIG, one_line_errors, open_checkpoint, refuse_unread
+from amusd.checkpoints.checkpoint import one_line_errors, open_checkpoint, refuse_unread
 from amusd.checkpoints.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
 from amusd.checkpoints.decoder_weights import bias_shapes, fit_weights, load_decoder, weight_shapes
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 from amusd.errors import ConfigError, first_line
-from amusd.logs import logger
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.network import Network
 from amusd.runner.fallback import try_triton
 from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
-from amusd.runner.self_test import measure_width_invariance
 
 _ADVICE = "a smaller model, or a lower max_model_len or max_num_seqs, needs less"
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -39,26 +37,17 @@ def load_model(
 ) -> ModelRunner:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: for a draft that must read its target's ids. `num_layers`: load only the first ones. With
-    `fixed`, logs a warning if logits of transformers' layers depend on the pass. Raises as `prepared`, and
-    `ConfigError` for unreadable files.
+    `shared`: for a draft that must read its target's ids. `num_layers`: load only the first ones. Raises as
+    `prepared` and `try_model`, and `ConfigError` for unreadable files.
     """
     config = load_config(path, num_layers, options.model_impl)
     with one_line_errors(path), prepared(config, options) as max_length:
         network = _load_network(path, config, options, shared, max_length)
         model = ModelRunner(network, options, max_length, None if shared is None else shared.output_ids)
-    if isinstance(config, ModelConfig):
-        return model
-    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
-        if model.network.is_recurrent:
-            from amusd.checkpoints.transformers_models import quiet_transformers, settle_layers
+    if not isinstance(config, ModelConfig):
+        from amusd.checkpoints.transformers_models import try_model
 
-            with quiet_transformers():  # its fallbacks would say that they are slow
-                settle_layers(path, model)
-        found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
-    if options.numerics.fixed and any(found):
-        line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
-        logger.warning("model %s: %s", path, line)
+        try_model(path, model)
     return model
 
 
@@ -77,7 +66,7 @@ def _load_network(
             from amusd.checkpoints.transformers_models import HuggingFaceNetwork, load_stock
 
             stock = load_stock(path, config, options, shared)
-    del stored  # which would keep in memory what the network has copied
+    del stored  # else its files stay in memory beside the network's copies
     if isinstance(config, ModelConfig):
         return load_decoder(weights, config, options, max_length)
     return HuggingFaceNetwork(stock, options)
@@ -87,16 +76,16 @@ def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
     for name, tensor in stored.items():
         if name.endswith(".weight") and not (tensor.is_floating_point() and tensor.itemsize > 1):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ConfigError(f"model {path}: {name} is stored as {dtype}, and {CONFIG} says nothing of it")
+            raise ConfigError(f"model {path}: {name} is stored as {dtype}, and config.json says nothing of it")
 
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Weights of a model that `Decoder` covers, by the names of `weight_shapes`, still mapped."""
-    # A checkpoint of the model without a head lacks the first word.
+    # Names begin with "model." unless the model was saved without its head.
     first = "" if any(name.startswith("model.") for name in stored) else "model."
     given = {name if name == HEAD else first + name: tensor for name, tensor in stored.items()}
     ends = [given[name] for name in (EMBEDDING, HEAD) if name in given]
-    # One that differs stays, whatever the configuration says, as in transformers.
+    # As in transformers, a stored head that differs from the embedding stays, even if the configuration ties them.
     if config.tie_word_embeddings and ends and torch.equal(ends[0], ends[-1]):
         given[EMBEDDING] = given[HEAD] = ends[0]
     shapes = weight_shapes(config) | bias_shapes(config)
@@ -106,9 +95,10 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
 
 @contextlib.contextmanager
 def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
-    """Refuse what cannot run with `ConfigError`, prepare the device, and give the longest sequence in tokens.
+    """Check model and device, prepare the device, and yield the longest sequence in tokens.
 
-    A device that is missing or full is a `ConfigError` meanwhile. `config`: None for a model without layers.
+    Raises `ConfigError` for what cannot run, and from the block for a missing or full device. `config`: None for a
+    model without layers.
     """
     if config is not None:
         check_supported(config, options.ranks.size)
@@ -127,7 +117,7 @@ def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
 
 
 def _check_memory(config: ModelConfig, options: LoadOptions, length: int) -> None:
-    """Raise `ConfigError` where a GPU has no room for the weights and the cache of one sequence."""
+    """Raise `ConfigError` if a GPU has no room for the weights and the cache of one sequence."""
     cached = (2, config.num_hidden_layers, config.num_key_value_heads, config.head_dim, length)
     shapes = weight_shapes(config) | {"cache": cached} | ({HEAD: (0,)} if config.tie_word_embeddings else {})
     needed = sum(map(math.prod, shapes.values())) * loaded_dtype(options.dtype).itemsize / options.ranks.size
@@ -141,8 +131,8 @@ def prepare_device(device: str) -> None:
     if not device.startswith("cuda"):
         return
     try_triton(device)
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
-    matmul = torch.backends.cuda.matmul  # split sums are added in float32
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it takes 0.4 s for each new length of a prompt
+    matmul = torch.backends.cuda.matmul  # partial sums are added in float32
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
 
 

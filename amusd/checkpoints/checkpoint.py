@@ -15,10 +15,9 @@ from torch import Tensor
 from amusd.errors import AmusdError, ConfigError, first_line
 from amusd.files import CHECKPOINT, CONFIG_JSON, check_checkpoint
 
-CONFIG = CONFIG_JSON
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
-OF_DRAFTERS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+DRAFTER_FILES = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Files of published drafters, besides those of models; the last two are pickles."""
 _TEXTS = ("*.json", "*.jinja")
 
@@ -26,8 +25,8 @@ _TEXTS = ("*.json", "*.jinja")
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: alternative files. Pickles are read for tensors alone. Raises `ConfigError` if a file is missing, damaged
-    or holds more than tensors, or two hold the same one.
+    `others`: alternative files. Of pickles only tensors are read. Raises `ConfigError` if a file is missing, damaged
+    or holds more than tensors, or if two files hold the same tensor.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
@@ -45,15 +44,15 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
 
 
 def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
-    """Raise `ConfigError` if a layer whose weights are `read` has others among the file's `names`, such as a bias.
+    """Raise `ConfigError` if the file's `names` hold more of a layer than is `read`, such as a bias.
 
-    Layers left out, heads of another task and stored rotary angles may stay unread.
+    Whole layers, heads of another task and stored rotary angles may stay unread.
     """
     read = {*read}
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
     unread = {name for name in names if name not in read and "rotary_emb." not in name}
     if found := [name for name in unread if any(name.rsplit(".", count)[0] in modules for count in (1, 2))]:
-        raise ConfigError(f"model {path}: its file has {min(found)}, unknown to {CONFIG}: check model_type, *_bias")
+        raise ConfigError(f"model {path}: its file has {min(found)}, unknown to config.json: check model_type, *_bias")
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -63,7 +62,7 @@ def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping
     names = {id(tensor): name for name, tensor in reversed(list(weights.items()))}
     stored = {name: weights[name].contiguous() for name in names.values()}
     save_file(stored, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
+    (folder / CONFIG_JSON).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
 
 
 def read_json(path: str | Path, folder: Path, name: str) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return {f"{name}": tensor.detach() for name, tensor in loaded.items()}
-    except Exception as error:  # whose own message tells how to run what is in it
+    except Exception as error:  # torch's message tells how to run what the pickle holds
         raise ConfigError(f"model {path}: {file.name} is damaged or holds more than tensors; not run") from error
 
 
@@ -98,10 +97,10 @@ def find_checkpoint(path: str | Path, *needed: str) -> Path:
 
     Raises `ConfigError` if there is none, or it lacks `config.json` or a `needed` file.
     """
-    check_checkpoint(path, CONFIG, *needed)
+    check_checkpoint(path, CONFIG_JSON, *needed)
     if not (folder := Path(path).expanduser()).is_dir():
         folder = _download(str(path), *_TEXTS)
-        check_checkpoint(path, CONFIG, *needed, folder=folder)
+        check_checkpoint(path, CONFIG_JSON, *needed, folder=folder)
     return folder
 
 
@@ -125,7 +124,7 @@ def _download(name: str, *patterns: str) -> Path:
 def one_line_errors(path: str | Path, part: str = "cannot be loaded") -> Iterator[None]:
     """Turn library errors for a damaged or foreign checkpoint into a `ConfigError` of one line.
 
-    `part`: the file that is read.
+    `part`: the file that is read, or what fails.
     """
     try:
         yield

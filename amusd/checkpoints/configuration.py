@@ -5,17 +5,19 @@ transformers reads them; its import takes a second, which a checkpoint of our ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
+from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, read_json
 from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.errors import ConfigError
+from amusd.files import CONFIG_JSON
 
 PLAIN = "amusd"
-"""Key in a `config.json` that states all of `ModelConfig`, beside a tokenizer that needs no transformers either."""
+"""Key of a `config.json` that states all of `ModelConfig`; the tokenizer beside it needs no transformers either."""
 
 _ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 _RECURRENT_LAYERS = frozenset({"conv", "hybrid", "linear_attention"})
@@ -41,8 +43,8 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
     A `ModelConfig` exactly if `Decoder` computes the model. Raises `ConfigError` without one, or for too many layers.
     """
     folder = find_checkpoint(path)
-    settings = read_json(path, folder, CONFIG)
-    with one_line_errors(path, CONFIG):
+    settings = read_json(path, folder, CONFIG_JSON)
+    with one_line_errors(path, CONFIG_JSON):
         if PLAIN in settings and model_impl != "transformers":
             config: Any = ModelConfig(**settings)
         else:
@@ -51,14 +53,15 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
             stock = load_stock_config(folder)
             own = as_own(stock)  # which checks it for both implementations
             config = stock if own is None or model_impl == "transformers" else own
-    if num_layers is not None:
-        text = config.get_text_config(decoder=True)
-        most = text.num_hidden_layers - 1
-        if num_layers > most:
-            raise ConfigError(f"drafter.num_layers={num_layers}: of the target's {most + 1}; allowed: 1 to {most}")
-        text.num_hidden_layers = num_layers
-        if layer_types := getattr(text, "layer_types", None):
-            text.layer_types = layer_types[:num_layers]
+        if num_layers is not None:
+            text = config.get_text_config(decoder=True)
+            most = text.num_hidden_layers - 1
+            if num_layers > most:
+                raise ConfigError(f"drafter.num_layers={num_layers}: of the target's {most + 1}; allowed: 1 to {most}")
+            text.num_hidden_layers = num_layers
+            if layer_types := getattr(text, "layer_types", None):
+                with suppress(AttributeError):  # a property follows the number of layers
+                    text.layer_types = layer_types[:num_layers]
     return config
 
 
@@ -92,10 +95,14 @@ def _check(stock: Any) -> None:
 
 
 def check_supported(config: Any, num_ranks: int = 1) -> None:
-    """Raise `ConfigError`, naming type and reason, for a model that this package, or so many ranks, cannot run."""
-    for reason in _reasons(config):
+    """Raise `ConfigError`, naming type and reason, if this package cannot run the model on `num_ranks` ranks."""
+    text = config.get_text_config(decoder=True)
+    reasons = [] if isinstance(config, ModelConfig) else _stock_reasons(config, text)
+    unknown = {*(getattr(text, "layer_types", None) or ())} - _STATELESS_LAYERS - _RECURRENT_LAYERS
+    reasons += [f"the state of its {kind} layers cannot be rolled back to an earlier token" for kind in sorted(unknown)]
+    if reasons:
         owner = getattr(config, "owner", f"model type '{config.model_type}'")
-        raise ConfigError(f"{owner} is not supported: {reason}")
+        raise ConfigError(f"{owner} is not supported: {reasons[0]}")
     is_lean = isinstance(config, ModelConfig)
     most = config.num_key_value_heads if is_lean else 1
     if num_ranks > most:
@@ -104,7 +111,7 @@ def check_supported(config: Any, num_ranks: int = 1) -> None:
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """The tokens that each layer sees, its window; None: all."""
+    """The window of each layer in tokens; None: it sees all."""
     text = config.get_text_config(decoder=True)
     usual = "full_attention" if text.model_type == "llama" else "sliding_attention"
     layer_types = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
@@ -112,9 +119,9 @@ def layer_windows(config: Any) -> list[int | None]:
 
 
 def why_rows_vary(config: Any) -> str | None:
-    """What makes the bits of a row depend on its pass even if it is padded; None: nothing in the configuration."""
+    """The reason why even a padded pass changes the bits of a row; None: the configuration has none."""
     text = config.get_text_config(decoder=True)
-    has_experts = any((getattr(text, name, None) or 0) > 1 for name in _NUM_EXPERTS)
+    has_experts = any((vars(text).get(name) or 0) > 1 for name in _NUM_EXPERTS)  # numbers by layer raise as attributes
     if is_recurrent(config):
         return "the target has recurrent states"
     return "the target is a mixture of experts" if has_experts else None
@@ -132,31 +139,24 @@ def is_recurrent(config: Any) -> bool:
 
 
 def position_limit(config: Any, max_model_len: int) -> int:
-    """Longest sequence up to `max_model_len` whose keys do not depend on its length.
+    """The longest sequence, up to `max_model_len`, whose keys do not depend on its length.
 
-    With `linear` and `yarn` most configurations give the trained length and some the stretched one; their original
-    length tells which.
+    With `linear` and `yarn`, `max_position_embeddings` is the trained length in most configurations and the stretched
+    one in some: the original length tells which.
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0
-    limits = []
-    for rope in _rope_parameters(text):
+    parameters, limits = getattr(text, "rope_parameters", None) or {}, []
+    for rope in (parameters, *parameters.values()):  # those of types of layers are nested
+        if not isinstance(rope, Mapping):
+            continue
         kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
         if kind in ("linear", "yarn"):
             longest = max(longest, int((original or longest) * (rope.get("factor") or 1)))
         elif kind in ("dynamic", "longrope"):
-            # They switch their frequencies in mid-sequence, when the keys already cached cannot follow.
+            # Their frequencies change in mid-sequence, and cached keys cannot follow.
             limits += [original, getattr(text, "original_max_position_embeddings", None)]
     return min(limit for limit in (max_model_len, longest, *limits) if limit)
-
-
-def _reasons(config: Any) -> Iterator[str]:
-    text = config.get_text_config(decoder=True)
-    if not isinstance(config, ModelConfig):
-        yield from _stock_reasons(config, text)
-    layer_types = set(getattr(text, "layer_types", None) or ())
-    for layer_type in sorted(layer_types - _STATELESS_LAYERS - _RECURRENT_LAYERS):
-        yield f"the state of its {layer_type} layers cannot be rolled back to an earlier token"
 
 
 def _stock_reasons(config: Any, text: Any) -> list[str]:
@@ -170,7 +170,7 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         return bool(getattr(text, name, None))
 
     can_resume = is_recurrent(config) and model_class is not None and has_recurrent_layers(model_class)
-    # Many recurrent models deny support but work; loading tests them.
+    # Many recurrent models claim that their attention cannot be replaced, and work: loading tests them.
     can_replace = can_resume or getattr(model_class, "_supports_attention_backend", False)
     reasons = {
         "it is no causal language model": config.is_encoder_decoder or model_class is None,
@@ -184,11 +184,6 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         "its attention cannot be replaced": not can_replace,
     }
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def _rope_parameters(text: Any) -> list[Mapping[str, Any]]:
-    parameters = getattr(text, "rope_parameters", None) or {}
-    return [entry for entry in (parameters, *parameters.values()) if isinstance(entry, Mapping)]
 
 
 def quantization_of(config: Any) -> Any:

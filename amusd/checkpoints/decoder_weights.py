@@ -10,7 +10,6 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from amusd.checkpoints.checkpoint import CONFIG
 from amusd.checkpoints.configuration import ModelConfig, layer_windows
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
@@ -75,7 +74,7 @@ def fit_weights(
         raise ConfigError(f"{owner}: its file has weights without a place, {min(extra)} among them")
     for name, shape in wanted.items():
         if (found := given[name].shape) != shape:
-            raise ConfigError(f"{owner}: {name} has shape {list(found)}, and {CONFIG} asks for {list(shape)}")
+            raise ConfigError(f"{owner}: {name} has shape {list(found)}, and config.json asks for {list(shape)}")
     return {name: given[name] for name in wanted}
 
 
@@ -99,7 +98,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
     is_tied = head.matrix is stored
     embedding = stored.to(device, dtype, copy=True)
     del stored
-    if is_tied and not multiplies_fp16(device, dtype):  # whose weights are a copy in any case
+    if is_tied and not multiplies_fp16(device, dtype):  # which copies its weights in any case
         head = replace(head, matrix=embedding)
     return Decoder(
         embedding=embedding,
@@ -123,19 +122,19 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
     queries, keys = _heads(config, options.ranks)
     query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
     gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
-    pairs = torch.arange(dim).view(2, dim // 2).t().reshape(dim)  # makes rotated pairs (i, i + dim / 2) neighbours
-    units = _slots(share(len(gate.matrix), options.ranks), 1)
+    pairs = torch.arange(dim).view(2, dim // 2).t().reshape(dim)  # rotated pairs (i, i + dim / 2) become neighbours
+    units = _span(share(len(gate.matrix), options.ranks), 1)
     head_norm = None
     if "self_attn.q_norm.weight" in weights:
         of_query, of_key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")
         expanded = of_query.expand(len(queries), -1), of_key.expand(len(keys), -1)
         head_norm = torch.cat(expanded).to(options.device)
-    orders = _reorder(pairs, queries), _reorder(pairs, keys), _slots(keys, dim)
+    orders = _reorder(pairs, queries), _reorder(pairs, keys), _span(keys, dim)
     return Layer(
         index=index,
         query_key_value=_fuse([query, key, value], orders, options),
         head_norm=head_norm,
-        output=_split_inputs(output, _slots(queries, dim), options),
+        output=_split_inputs(output, _span(queries, dim), options),
         mlp_norm=load_norm(weights["post_attention_layernorm.weight"], epsilon, options),
         gate_up=_fuse([gate, up], [units, units], options),
         down=_split_inputs(down, units, options),
@@ -149,7 +148,7 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
 
 
 def load_linear(weights: Weights, options: LoadOptions, *, copy: bool = True) -> Linear:
-    """The layer on its device. `copy`: the weights may be views, which keep a whole checkpoint file mapped."""
+    """The layer on its device. `copy`: of weights that may be views, which keep a whole checkpoint file mapped."""
     own = weights.each(lambda tensor: tensor.to(options.device, copy=copy))
     return make_linear(own, loaded_dtype(options.dtype), int8=options.dtype == INT8)
 
@@ -200,8 +199,8 @@ def _heads(config: ModelConfig, ranks: Ranks) -> tuple[range, range]:
     return range(keys.start * group, keys.stop * group), keys
 
 
-def _slots(items: range, width: int) -> slice:
-    """Places of these `items` of equal width in a row."""
+def _span(items: range, width: int) -> slice:
+    """The rows or columns of these `items`, each of which has `width`."""
     return slice(items.start * width, items.stop * width)
 
 
@@ -216,5 +215,5 @@ def _fuse(projections: list[Weights], orders: Sequence[Tensor | slice], options:
 
 
 def _split_inputs(weights: Weights, inputs: slice, options: LoadOptions) -> Linear:
-    bias = weights.bias if options.ranks.rank == 0 else None  # it is added once
+    bias = weights.bias if options.ranks.rank == 0 else None  # ranks' products are summed
     return load_linear(Weights(weights.matrix[:, inputs], bias), options)

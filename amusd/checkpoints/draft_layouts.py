@@ -29,33 +29,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.checkpoints.checkpoint import (
-    CONFIG,
-    OF_DRAFTERS,
-    find_checkpoint,
-    one_line_errors,
-    open_checkpoint,
-    read_json,
-)
+from amusd.checkpoints.checkpoint import DRAFTER_FILES, find_checkpoint, one_line_errors, open_checkpoint, read_json
 from amusd.checkpoints.configuration import ModelConfig, as_own, load_config
 from amusd.checkpoints.decoder_weights import fit_weights, weight_shapes
 from amusd.checkpoints.settled import MODEL_TYPES
 from amusd.checkpoints.tokenizer import load_tokenizer, read_fingerprint
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD
 from amusd.errors import ConfigError
+from amusd.files import CONFIG_JSON
 from amusd.models.features import INPUT_NORMS, FeatureSpec
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
 _REDUCTION = {EAGLE: (), EAGLE3: ("fc.", *INPUT_NORMS), DFLASH: ("fc.", *INPUT_NORMS, "hidden_norm.")}
-"""Beginnings of the names of the weights with which the target reduces its states (`FeatureSpec`)."""
+"""Prefixes of the weights with which the target reduces its states (`FeatureSpec`)."""
 
 _NESTED = ("transformer_layer_config", "eagle_config", "dflash_config")
 _INPUT_NORM_OF_KEY = dict(zip(("norm_before_fc", "fc_norm"), INPUT_NORMS, strict=True))
 _FLAGS = ("norm_before_residual", "norm_output", "sample_from_anchor", *_INPUT_NORM_OF_KEY)
 _ONLY = {"parallel_drafting": False, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
-"""Settings with one value that is computed."""
+"""Settings of which no other value is computed."""
 _ONLY_OF = {EAGLE: {}, EAGLE3: {"use_aux_hidden_state": True}, DFLASH: {"is_causal": False}}
 _SIZES = ("block_size", "mask_token_id", "layer_types", "sliding_window", "swa_window_size")
 _OF_TARGET = {"target_hidden_size": "hidden_size", "num_target_layers": "num_hidden_layers"}
@@ -72,7 +66,7 @@ class PublishedDraft:
     target: Any
     """The target's configuration."""
     weights: dict[str, Tensor]
-    """Its network as stored, on the CPU, by transformers' names; the target's embedding and head where it has none."""
+    """Its weights as stored, on the CPU, by transformers' names; embedding and head are the target's if it has none."""
     features: FeatureSpec
     config: Any = None
     """Configuration of its layers; None for Medusa."""
@@ -86,10 +80,10 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     Raises `ConfigError` for missing or damaged files, other shapes or kinds, or another target.
     """
     folder = find_checkpoint(path)
-    settings = _read_settings(path, read_json(path, folder, CONFIG))
+    settings = _read_settings(path, read_json(path, folder, CONFIG_JSON))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
-        stored = open_checkpoint(path, OF_DRAFTERS).items()
+        stored = open_checkpoint(path, DRAFTER_FILES).items()
         own = {name: tensor for name, tensor in stored if not any(part in name for part in _COPIES_OF_TARGET)}
         weights = {_canonical(name): tensor for name, tensor in own.items()}
         last = FeatureSpec((target.num_hidden_layers,), target.hidden_size)
@@ -107,8 +101,12 @@ def _read_layers(owner: str, kind: str, draft: PublishedDraft, target_path: str 
     """`draft` with what its layers need; its `weights` become those of `Decoder`."""
     weights, target = draft.weights, draft.target
     family = EAGLE3 if kind == EAGLE and "hidden_norm.weight" in weights else kind
-    _check_settings(f"{owner}: {CONFIG}", family, draft)
-    config, layers = _layer_config(draft), _feature_layers(f"{owner}: {CONFIG}", family, draft)
+    _check_settings(f"{owner}: config.json", family, draft)
+    config, layers = _layer_config(draft), _feature_layers(f"{owner}: config.json", family, draft)
+    blocks = {"block_size": range(2, 1 << 16), "mask_token_id": range(target.vocab_size)} if family == DFLASH else {}
+    for name, numbers in blocks.items():
+        if (value := draft.settings.get(name)) not in numbers:
+            raise ConfigError(f"{owner}: config.json: {name}={value}; allowed: {numbers[0]} to {numbers[-1]}")
     output_ids = None
     if "d2t" in weights:
         ids = torch.arange(len(weights["d2t"])) + weights["d2t"].long()
@@ -131,9 +129,8 @@ def _read_settings(path: str | Path, settings: Mapping[str, Any]) -> dict[str, A
     for nested in _NESTED:
         for name, value in dict(found.get(nested, {})).items():
             if name in _READ and value is not None and found.setdefault(name, value) != value:
-                raise ConfigError(
-                    f"drafter {path}: {CONFIG} has {name}={found[name]} and, in {nested}, {value}; allowed: one value"
-                )
+                said = f"{name}={found[name]} and, in {nested}, {value}"
+                raise ConfigError(f"drafter {path}: config.json has {said}; allowed: one value")
     return found
 
 
@@ -184,13 +181,13 @@ def _layer_config(draft: PublishedDraft) -> ModelConfig:
     config = as_own(make_stock_config({**sizes, "vocab_size": target.vocab_size, "tie_word_embeddings": False}))
     if config is None:
         raise ConfigError(f"drafter {path}: amusd's decoder does not compute its layers; allowed: hidden_act=silu")
-    if "sliding_attention" in layer_types:  # whatever its type makes of them
+    if "sliding_attention" in layer_types:  # which transformers drops for some model types
         window = settings.get("swa_window_size", settings.get("sliding_window"))
         if not isinstance(window, int) or window < 1:
             raise ConfigError(f"drafter {path}: sliding_window={window}; its layer_types need a number of tokens")
         config.layer_types, config.sliding_window = layer_types, window
     config.owner = f"drafter {path}"
-    if config.rope_parameters["rope_type"] in ("default", "llama3"):  # whose angles do not depend on it
+    if config.rope_parameters["rope_type"] in ("default", "llama3"):  # their angles do not depend on the length
         longest = getattr(target, "max_position_embeddings", None) or 0
         config.max_position_embeddings = max(config.max_position_embeddings, longest)
     return config
@@ -201,7 +198,8 @@ def _feature_layers(owner: str, family: str, draft: PublishedDraft) -> tuple[int
     if family == EAGLE:
         return draft.features.layers
     stated = [
-        (place[name], 0 if place is settings and name != "target_layer_ids" else 1)  # which are numbers of outputs
+        # Most lists number outputs of layers: that of layer i is state i + 1.
+        (place[name], 0 if place is settings and name != "target_layer_ids" else 1)
         for place in (settings, settings.get("eagle_config", {}), settings.get("dflash_config", {}))
         for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
         if place.get(name)
@@ -260,7 +258,7 @@ def _difference(draft: PublishedDraft, target_path: str | Path, tokenizer: Path)
         return f"it reads states {list(layers)}, and this one has {num_layers} layers"
     if ids is not None and not (ids[0] >= 0 and ids[-1] < vocab_size and bool((ids.diff() > 0).all())):
         return f"its d2t does not name ascending tokens of {vocab_size}"
-    columns = vocab_size if ids is None else len(ids)  # which some files give as vocab_size
+    columns = vocab_size if ids is None else len(ids)  # some files give their number as vocab_size
     sizes = draft.settings.get("transformer_layer_config", draft.settings)
     if (stated := sizes.get("vocab_size", vocab_size)) not in (vocab_size, columns):
         return f"that had {stated} token ids, and this one has {vocab_size}"

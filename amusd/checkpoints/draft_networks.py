@@ -25,7 +25,6 @@ from amusd.checkpoints.building import prepared
 from amusd.checkpoints.checkpoint import one_line_errors
 from amusd.checkpoints.decoder_weights import load_decoder, load_linear, load_norm
 from amusd.checkpoints.draft_layouts import DFLASH, MEDUSA, PublishedDraft, medusa_heads, read_published
-from amusd.errors import ConfigError
 from amusd.models.attention import Attention, AttentionInputs, attend_masked
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.kv_cache import KVMemory
@@ -111,12 +110,12 @@ class MedusaState:
         self._last, self._feature = -1, torch.empty(0)
 
     def keep(self, number: int) -> None:
-        """Keep the features of the first positions alone: another sequence begins like this one."""
+        """Keep the features of the first `number` positions: another sequence begins like this one."""
         if self._last >= number:
             self._last, self._feature = -1, torch.empty(0)
 
     def take(self, start: int, features: Tensor) -> None:
-        """Take in features [rows, width], on the host, of positions from `start` on; again or late will do."""
+        """Take in features [rows, width], on the host, of positions from `start` on. They may come late or again."""
         last = start + len(features) - 1
         if last > self._last:
             self._last, self._feature = last, features[-1].clone()
@@ -124,7 +123,7 @@ class MedusaState:
     def score(self, position: int, token_id: int) -> Tensor:  # noqa: ARG002 - the text is in the feature
         """[depths, columns]: row d scores the token d + 1 places after the root, which is at `position`.
 
-        An old feature leaves only the further heads; without any there are no rows.
+        After an old feature only the further heads are left; without a feature there are no rows.
         """
         late = position - 1 - self._last
         if not len(self._feature) or not 0 <= late < self._model.max_depth:
@@ -137,7 +136,7 @@ class DFlashModel:
 
     def __init__(self, draft: PublishedDraft, network: Decoder, max_length: int) -> None:
         """`network`: of `draft`, whose rotary table reaches a block beyond `max_length`."""
-        self.block_size, self.mask_token_id = _block_settings(draft)
+        self.block_size, self.mask_token_id = (int(draft.settings[name]) for name in ("block_size", "mask_token_id"))
         self.num_skipped = 0 if draft.settings.get("sample_from_anchor") else 1
         """Rows of the block whose scores are not wanted, such as the root's."""
         self.max_depth = self.block_size - self.num_skipped
@@ -199,14 +198,6 @@ class DFlashState:
         return positions
 
 
-def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
-    allowed = {"block_size": range(2, 1 << 16), "mask_token_id": range(draft.target.vocab_size)}
-    for name, numbers in allowed.items():
-        if (value := draft.settings.get(name)) not in numbers:
-            raise ConfigError(f"drafter {draft.path}: {name}={value}; allowed: {numbers[0]} to {numbers[-1]}")
-    return int(draft.settings["block_size"]), int(draft.settings["mask_token_id"])
-
-
 def load_published(
     path: str | Path, target_path: str | Path, options: LoadOptions, kind: str
 ) -> ModelRunner | BlockModel:
@@ -220,7 +211,7 @@ def load_published(
         if kind == MEDUSA:
             return _load_medusa(draft, options)
         if kind == DFLASH:
-            network = load_decoder(weights, config, options, max_length + _block_settings(draft)[0])
+            network = load_decoder(weights, config, options, max_length + int(settings["block_size"]))
             return DFlashModel(draft, network, max_length)
         decoder = load_decoder(weights, config, options, max_length)
         decoder.feature_width = int(config.hidden_size)

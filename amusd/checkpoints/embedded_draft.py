@@ -75,9 +75,8 @@ def export_draft(target: Path, folder: Path) -> None:
 
 
 def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> dict[str, Tensor]:
-    weights = {**draft.tensors, EMBEDDING: target_weight(path, EMBEDDING)}
-    weights[HEAD] = weights[EMBEDDING] if config.tie_word_embeddings else target_weight(path, HEAD)
-    return fit_weights(f"the draft for {path}", weights, weight_shapes(config))
+    ends = {name: target_weight(path, name) for name in (EMBEDDING, HEAD)}
+    return fit_weights(f"the draft for {path}", {**draft.tensors, **ends}, weight_shapes(config))
 
 
 class DraftWeights(NamedTuple):

@@ -58,7 +58,7 @@ def embedded_target_path() -> Path:
             partial.mkdir()
             convert_gguf(source, partial)
             partial.rename(folder)
-    except Exception as error:  # a full disk is an exception of their own to safetensors and tokenizers
+    except Exception as error:  # safetensors and tokenizers have exceptions of their own for a full disk
         if not folder.exists():  # or another process has made it
             raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {first_line(error)}") from error
     logger.info("the embedded target is ready")
@@ -88,7 +88,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     gguf_names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     weights: dict[str, Tensor] = {}
-    for name in weight_shapes(config).keys() - {HEAD}:  # which is the embedding
+    for name in weight_shapes(config).keys() - {HEAD}:  # tied to the embedding
         tensor = stored[gguf_names.get_name(name, (".weight",))]
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         if "q_proj" in name or "k_proj" in name:
@@ -109,7 +109,7 @@ def _write_tokenizer(fields: dict[str, Any], special_tokens: dict[str, str], fol
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    # The pre-tokenizer that the file calls "smollm": every digit is a token of its own.
+    # The file's pre-tokenizer "smollm" makes a token of every digit.
     digits = pre_tokenizers.Digits(individual_digits=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     backend.decoder = decoders.ByteLevel()

@@ -32,7 +32,7 @@ from amusd.runner.model_runner import ModelRunner
 TOKENS_PER_REPLAY = 4
 """Most draft steps without the host, on GPUs with graphs."""
 DRAFT_ROWS = 16
-"""Most tokens that a draft's model takes in at once after a rollback."""
+"""Most tokens that a draft's model takes in at once behind a rollback."""
 
 
 def model_path(config: TargetConfig | DrafterConfig) -> str:
@@ -84,7 +84,7 @@ def is_fixed(config: EngineConfig) -> bool:
 
 
 def state_bytes(config: EngineConfig) -> int:
-    """Most memory for the states of one model that are kept for prompts which begin alike."""
+    """Most memory in bytes for a model's states that are kept for prompts which begin alike."""
     return config.prefix_states_mb * 1_000_000 if config.prefix_caching else 0
 
 
@@ -140,6 +140,7 @@ def load_draft_model(
         return load_synthetic(shape, options), None
     path = model_path(engine.target if config.kind == "self" else config)
     if config.kind == "self":
+        check_target(engine)  # some that cannot run state no number of layers
         num_layers = target_settings(engine).get_text_config(decoder=True).num_hidden_layers // 4
         return load_model(path, options, num_layers=config.num_layers or max(1, num_layers)), load_tokenizer(path)
     if config.kind == "hf":

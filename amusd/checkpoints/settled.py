@@ -1,9 +1,9 @@
-"""What `auto` stands for in a configuration, settled before the workers start: `verify_width`, and the target's dtype.
+"""What `auto` stands for in a configuration: `verify_width`, the target's dtype, and trees or chains of a drafter.
 
 A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever timing says is quicker. The
 choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
-changes tokens, so all processes of a machine must share it. A choice that is kept is read without importing torch, so
-that the workers are started first.
+changes tokens, so all processes of a machine must share it. A kept choice is read without importing torch, which delays
+the start of the workers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
-from amusd.config import TargetConfig
+from amusd.config import EngineConfig, TargetConfig
 from amusd.config.engine import EngineKeys
+from amusd.errors import ConfigError
 from amusd.files import CONFIG_JSON
 from amusd.logs import logger
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Those that `Decoder` computes."""
 ROWS = (1, 4, 8)
-"""Rows of the timed products; each number counts alike."""
+"""Rows of the timed products, of equal weight in the choice."""
 LEAST_GAIN = 1.1
 """Speed-up from which float32 is chosen."""
 _LEAST_BYTES, _TIMED_BYTES = 10_000_000, 100_000_000
-"""Weights that are timed: more than most last-level caches hold, if there are so many."""
+"""Bytes of weights to time: more than most last-level caches hold. A model with fewer than the least is not timed."""
 _NUM_ROUNDS = 5
 _CORE_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
 
@@ -59,23 +60,41 @@ def settle(config: Keys, device: str) -> Keys:
 
 
 def why_bits_vary(config: EngineKeys) -> str | None:
-    """What makes the bits of the target's rows depend on their pass even if it is padded; None: nothing."""
+    """The reason why even padded passes change the bits of the target's rows; None: they do not."""
     model = config.target.model
-    if model is None or config.hardware.synthetic is not None:
+    if model is None or config.hardware.synthetic is not None or _is_own(model):
         return None
-    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # what is wrong with it is said below
-        if json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES:
-            return None
     from amusd.checkpoints import configuration  # which imports torch
 
     return configuration.why_rows_vary(configuration.load_config(model))
 
 
+def chain_drafters(config: EngineConfig) -> frozenset[str]:
+    """The kinds of drafters whose models, on this machine, have recurrent layers, and so draft chains alone."""
+    found = set()
+    for drafter in (drafter for drafter in config.drafters if not drafter.is_elsewhere):
+        model = config.target.model if drafter.kind == "self" else drafter.model
+        if drafter.kind in ("hf", "self") and model is not None and not _is_own(model):
+            from amusd.checkpoints import configuration
+
+            with suppress(ConfigError):  # the draft says what is wrong with it
+                if configuration.is_recurrent(configuration.load_config(model)):
+                    found.add(drafter.kind)
+    return frozenset(found)
+
+
+def _is_own(model: str) -> bool:
+    """Whether a checkpoint's folder is here, and `Decoder` computes its type."""
+    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # `load_config` says what is wrong with it
+        return json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES
+    return False
+
+
 def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     """`config` with the dtype of its target named where that is `auto`, if timing decides it.
 
-    It does on a CPU, for a checkpoint that one rank computes. `cache`: the folder of choices. Raises `ConfigError` for
-    a missing checkpoint.
+    Timing decides on a CPU, for a checkpoint that one rank computes. `cache`: the folder of choices. Raises
+    `ConfigError` for a missing checkpoint.
     """
     is_timed = device == "cpu" and config.hardware.synthetic is None and config.target_tensor_parallel_size == 1
     if not is_timed or config.target.dtype != "auto" or config.target.model_impl == "transformers":
@@ -142,7 +161,7 @@ def _kept_in(file: Path) -> Dtype | None:
 
 
 def _keep(file: Path, dtype: Dtype) -> Dtype:
-    """Write a choice, unless another process has: returns what the file then says."""
+    """Write a choice unless another process has; return what the file then says."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".") as partial:
@@ -153,7 +172,7 @@ def _keep(file: Path, dtype: Dtype) -> Dtype:
 
 
 def _core_facts() -> list[str]:
-    """What tells kinds of CPU apart."""
+    """Facts that tell kinds of CPU apart."""
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         return [line for line in first.splitlines() if line.partition(":")[0].strip() in _CORE_FACTS]

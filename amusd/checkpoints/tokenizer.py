@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Text to token ids and back, whole or token by token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -14,13 +15,16 @@ from typing import Any, TypeAlias
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
+from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, read_json
 from amusd.checkpoints.configuration import PLAIN, load_config
 from amusd.checkpoints.vocabulary import TokenText
 from amusd.errors import ConfigError, ContextLengthError
 from amusd.files import TOKENIZER
 
 _GENERATION = "generation_config.json"
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 4  # tokens of a prompt that are decoded at least
+_MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
 _METASPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _RESERVED = frozenset({"self", "messages", "turns", "conversations", "chat_template", "return_assistant_tokens_mask"})
@@ -52,10 +56,9 @@ class Tokenizer:
         *,
         is_plain: bool = False,
     ) -> None:
-        """`special_tokens`: by transformers' names. `template`: of chats. `eos_token_ids`: beside its own.
+        """`special_tokens`: by transformers' names. `template`: for chats. `eos_token_ids`: further ones.
 
-        `num_ids`: of the model, padding included; None: those of the tokenizer. `is_plain`: its chat template needs
-        jinja alone.
+        `num_ids`: those of the model, with padding; None: of the tokenizer. `is_plain`: the template needs only jinja.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -74,12 +77,12 @@ class Tokenizer:
         content = {"vocab": vocab, "added": sorted(token.content for token in self._added.values())}
         content["merges"] = model.get("merges", [])
         self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
-        """Equal for tokenizers that give every text the same ids; not of templates, padding and the layout of files."""
+        """Hash of vocabulary, merges and added tokens: equal for tokenizers that give every text the same ids."""
 
     def encode(self, text: str, max_length: int | None = None, *, special: bool = True) -> list[int]:
         """Token ids of raw text, with the model's leading special tokens if `special`.
 
-        Raises `ContextLengthError` for a text that is so long that it cannot be below `max_length` tokens.
+        Raises `ContextLengthError` for a text that has `max_length` tokens at least, told by its characters.
         """
         num_characters = len("".join(text.split()))  # a token may be any number of blanks
         if max_length is not None and num_characters >= max_length * self._most_characters:
@@ -107,12 +110,12 @@ class Tokenizer:
         return self.encode(text, max_length, special=False)
 
     def token_texts(self) -> dict[int, TokenText]:
-        """`token_text` of each token that both tokenizer and model have."""
+        """The text of each token that both tokenizer and model have."""
         ids = self._backend.get_vocab().values()
         return {token_id: self.token_text(token_id) for token_id in ids if token_id < self.num_ids}
 
     def token_text(self, token_id: int) -> TokenText:
-        """Text of a token at any place, or the name of one that adds no text."""
+        """A token's text, or the name of one that adds no text."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return f"token_id:{token_id}"
@@ -129,11 +132,89 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one token reads at its place in a text."""
+
+    label: str
+    """Its text; the name of a special or padded token; `bytes:` and the bytes of a part of a character."""
+    utf8: bytes | None
+    """Its bytes, which joined are those of the text; None for a special or padded token."""
+    num_characters: int
+    """Characters that it adds: 0 while a character is incomplete."""
+
+
+class IncrementalDecoder:
+    """Text of a growing token sequence, piece by piece, never half a character.
+
+    Each token is decoded in a short window that begins with text, since some tokenizers decode a first token
+    differently. Text that ends in a replacement character is held back, since the next token may complete the
+    character. Text that the prompt ends with, held back, is given only if the answer completes it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        """`prompt`: tokens before the first pushed one."""
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_read = 0  # tokens of the window whose text has been handed out
+        self._num_given = 0  # characters of that text
+        self._is_holding = False
+        size = _CONTEXT
+        while size < len(prompt) and not tokenizer.decode(prompt[-size:]).strip(_REPLACEMENT):
+            size *= 2
+        self._held_by_prompt = ""
+        for token_id in prompt[-size:]:
+            self.push(token_id)
+        self._held_by_prompt = tokenizer.decode(self._window)[self._num_given :] if self._is_holding else ""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+        piece = self._piece(token_id)
+        self._window.append(token_id)
+        self._is_holding = piece is None
+        has_context = piece or len(self._window) >= _MAX_WINDOW
+        if piece is None or not (has_context or self._num_read):
+            return ""
+        if has_context:
+            del self._window[: self._num_read]
+        else:  # a token without text is no context for the next one
+            self._window.pop()
+        self._num_read = len(self._window)
+        self._num_given = len(self._tokenizer.decode(self._window))
+        self._held_by_prompt = ""
+        return piece
+
+    def flush(self) -> str:
+        """The text still held, such as an incomplete character."""
+        text = self._tokenizer.decode(self._window)
+        piece = text[self._num_given :].removeprefix(self._held_by_prompt)
+        self._num_read, self._num_given = len(self._window), len(text)
+        self._held_by_prompt = ""
+        return piece
+
+    def spell(self, token_id: int) -> Spelling:
+        """How a token would read if it were pushed next."""
+        own = self._tokenizer.token_text(token_id)
+        if isinstance(own, str):
+            return Spelling(own, None, 0)
+        piece = self._piece(token_id)
+        if piece is None:
+            return Spelling("bytes:" + repr(own)[2:-1], own, 0)
+        return Spelling(piece, own if self._is_holding else piece.encode(), len(piece))
+
+    def _piece(self, token_id: int) -> str | None:
+        """The text that the token would complete; None while a character is incomplete."""
+        text = self._tokenizer.decode([*self._window, token_id])
+        if text.endswith(_REPLACEMENT) and len(self._window) < _MAX_WINDOW:
+            return None
+        return text[self._num_given :].removeprefix(self._held_by_prompt)
+
+
 def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *, is_plain: bool) -> str:
     given = [{name: value for name, value in turn.items() if value is not None} for turn in turns]
     try:
         if is_plain:
-            from jinja2.sandbox import ImmutableSandboxedEnvironment  # which a draft does without
+            from jinja2.sandbox import ImmutableSandboxedEnvironment  # a draft never needs it
 
             environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
             text = environment.from_string(template).render(messages=given, **variables)
@@ -162,11 +243,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             from amusd.checkpoints.transformers_models import load_stock_tokenizer
 
             backend, special_tokens, template = load_stock_tokenizer(folder)
-        num_tokens = backend.get_vocab_size(with_added_tokens=False)
-        if num_tokens > config.vocab_size:
-            raise ConfigError(f"model {path}: {CONFIG}: vocab_size={config.vocab_size}; its tokenizer has {num_tokens}")
+        num_tokens, num_ids = backend.get_vocab_size(with_added_tokens=False), config.vocab_size
+        if num_tokens > num_ids:
+            raise ConfigError(f"model {path}: config.json: vocab_size={num_ids}; its tokenizer has {num_tokens}")
         end_ids = frozenset[int]().union(*map(_as_ids, ends))
-        return Tokenizer(backend, special_tokens, template, end_ids, config.vocab_size, is_plain=is_plain)
+        return Tokenizer(backend, special_tokens, template, end_ids, num_ids, is_plain=is_plain)
 
 
 def _read_plainly(folder: Path) -> tuple[Backend, Mapping[str, str], str | None]:

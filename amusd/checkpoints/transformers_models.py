@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available, logging
 
-from amusd.checkpoints.checkpoint import CONFIG, find_checkpoint, refuse_unread
+from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, refuse_unread
 from amusd.checkpoints.configuration import quantization_of
 from amusd.checkpoints.recurrent_layers import RecurrentLayers
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
@@ -33,7 +33,7 @@ from amusd.models.attention import (
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.network import Network
-from amusd.models.recurrent import StateHistory
+from amusd.models.recurrent import StateHistory, StateShelf
 from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.self_test import measure_width_invariance
@@ -47,14 +47,15 @@ class HuggingFaceNetwork(Network):
     implementation = "transformers"
 
     def __init__(self, model: Any, options: LoadOptions) -> None:
-        """`model`: of transformers, which the caller must not use any more."""
-        if model.device != torch.device(options.device):  # a quantized one may not be moved
+        """`model`: of transformers; it is changed, and must not be used otherwise."""
+        if model.device != torch.device(options.device):  # quantized models may not be moved
             model = model.to(options.device)
         model.eval().requires_grad_(requires_grad=False)
         _freeze_frequencies(model)
         self._model = model
         self.device = model.device
-        self.cache_dtype = torch.float32 if self.device.type == "cpu" else model.dtype
+        keeps_latents = any(hasattr(module, "expand_kv") for module in model.modules())  # expanded in the model's dtype
+        self.cache_dtype = model.dtype if keeps_latents or self.device.type != "cpu" else torch.float32
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
         self.num_ids, self.vocab_size = len(embedding), int(head.out_features)
         tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either
@@ -144,10 +145,10 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
     """Load the model with transformers; quantized ones need their own libraries."""
     forbid_kernels()
     quantization = quantization_of(config)
-    if quantization is not None:  # or one that it does not know would be left out
+    if quantization is not None:  # transformers would ignore a method that it does not know
         AutoHfQuantizer.from_config(copy.deepcopy(quantization), pre_quantized=True)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if model_class.config_class is not type(config):  # it is the text model of a larger one
+    if model_class.config_class is not type(config):  # it computes the text of a larger model
         config = config.get_text_config(decoder=True)
         if quantization is not None:
             config.quantization_config = quantization
@@ -165,27 +166,42 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
             output_loading_info=True,
         )
     for name, stored, expected in info["mismatched_keys"]:
-        raise ConfigError(f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}")
+        raise ConfigError(f"model {path}: {name} has shape {list(stored)}, and config.json asks for {list(expected)}")
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: lacks weights, {min(info['missing_keys'])} among them")
-    if quantization is None:  # or a scale would be taken for a stranger
+    if quantization is None:  # else scales would count as unread
         refuse_unread(path, info["unexpected_keys"], model.state_dict())
     if shared is not None:
         adopt_into(model, shared)
     return model
 
 
-def settle_layers(path: str | Path, model: ModelRunner) -> None:
-    """Have the layers take one token at a time where several behind a state come out otherwise, and say so.
+def try_model(path: str | Path, model: ModelRunner) -> None:
+    """Compute a few tokens; with `fixed`, log a warning if their logits depend on the pass.
 
-    Raises `ConfigError` for a model whose states or whose attention cannot be handled.
+    Raises `ConfigError` if transformers' code cannot compute a token, and as `settle_layers`.
+    """
+    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+        if model.network.is_recurrent:
+            with quiet_transformers():  # its fallbacks would say that they are slow
+                settle_layers(path, model)
+        found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
+    if model.options.numerics.fixed and any(found):
+        line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
+        logger.warning("model %s: %s", path, line)
+
+
+def settle_layers(path: str | Path, model: ModelRunner) -> None:
+    """Try the recurrent layers; if several tokens behind a state come out wrong, have them take one at a time.
+
+    Raises `ConfigError` if the states cannot be rolled back, or the attention cannot be replaced.
     """
     number = min(6, model.max_length - 2)
     network, calls, attend = model.network, list[AttentionInputs](), causal_attention(0, number)
     assert isinstance(network, HuggingFaceNetwork)
     memory, token_ids = KVMemory(number, network.cache_dtype), torch.arange(number, device=model.device)
     memory.slots_of_pass = range(number)
-    memory.state_parts = [StateHistory([], 0).begin(0, range(number), number)]
+    memory.state_parts = [StateHistory(StateShelf()).begin(0, range(number), number)]
 
     def counted(layer: AttentionInputs) -> Tensor:
         calls.append(layer)
@@ -217,7 +233,7 @@ def adopt_into(model: Any, shared: SharedVocabulary) -> None:
 
 
 def forbid_kernels() -> None:
-    """Hide the library `kernels` in this process: it fetches compiled code from a hub and runs it."""
+    """Hide the library `kernels`, which fetches compiled code from a hub and runs it, in this process."""
     from transformers.utils.import_utils import is_kernels_available
 
     sys.modules["kernels"] = None  # type: ignore[assignment]  # an import fails then

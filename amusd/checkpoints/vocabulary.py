@@ -54,7 +54,7 @@ def share_ids(num_ids: int, num_own: int) -> SharedVocabulary:
 def share_vocabulary(
     target: Mapping[int, TokenText], draft: Mapping[int, TokenText], num_ids: int, encode: Encode
 ) -> SharedVocabulary:
-    """Compare both vocabularies by text. Raises `ConfigError` if a draft that proposes what they share cannot gain.
+    """Compare both vocabularies by text. Raises `ConfigError` if they share too little for a draft to gain.
 
     `num_ids`: rows of the target's embedding, padding included. `encode`: of the target's tokenizer.
     """
@@ -90,7 +90,7 @@ def _english_share(output_ids: Tensor, encode: Encode) -> float:
 
 def adopt_vocabulary(weights: dict[str, Tensor], shared: SharedVocabulary) -> None:
     """Change a model's weights to read the target's ids and score `shared.output_ids`."""
-    rows = weights[EMBEDDING][shared.readings]  # a last row in the place of -1
+    rows = weights[EMBEDDING][shared.readings]  # -1 takes the last row, which is wiped
     rows[shared.readings < 0] = 0
     reduce_head(weights, shared.draft_ids)
     weights[EMBEDDING] = rows

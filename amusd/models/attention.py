@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import ConfigError
 from amusd.models.row_attention import attend_rows
 
 ATTENTION_NAME = "amusd"
@@ -177,10 +176,10 @@ def window_of_mask(
 ) -> Window | None:
     """What transformers' models hand to a layer in the place of a mask: its window.
 
-    Raises `ConfigError` for a mask that is not causal. The names are transformers' own.
+    Raises `ValueError` for a mask that is not causal. The names are transformers' own.
     """
     if use_vmap or "allow_is_bidirectional_skip" in named:
-        raise ConfigError("the mask of its attention is not causal")
+        raise ValueError("the mask of its attention is not causal")
     if local_size is None:
         return None
     return Window(local_size, is_chunk=local_size != getattr(config, "sliding_window", None))
@@ -204,6 +203,8 @@ def attend(
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
+    if key.device.type == "cpu":  # expanded latents are in the model's dtype
+        key, value = key.float(), value.float()
     if missing := key.shape[3] - value_dim:  # latent attention
         key, value = key.contiguous(), F.pad(value, (0, missing))
     query = query[0].transpose(0, 1)

@@ -10,9 +10,11 @@ are kept. After a rollback the next pass begins at the newest state that is left
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -37,7 +39,7 @@ class StatePart:
     """Behind the final rows, where others follow."""
 
     def pieces(self, layer: int, most: int | None) -> Iterator[slice]:
-        """The rows of each call of a layer, whose state behind the final ones is kept when the next are asked for.
+        """Yield the rows of each call of a layer, and keep its state behind the final rows.
 
         `most`: rows of a call; None: any number.
         """
@@ -52,11 +54,12 @@ class StatePart:
 class StateHistory:
     """A sequence's tokens and the states at some of its lengths."""
 
-    def __init__(self, shelf: list[tuple[StateHistory, int]], most_bytes: int) -> None:
-        """`shelf`: where states are kept for other prompts, of all sequences, the oldest first: up to `most_bytes`."""
+    def __init__(self, shelf: StateShelf) -> None:
         self.token_ids: list[int] = []
         self.states: dict[int, State] = {}
-        self._shelf, self._most_bytes = shelf, most_bytes
+        self.kept: dict[int, int] = {}
+        """Lengths whose states are kept for other prompts, each with its number on the shelf."""
+        self._shelf = shelf
 
     def newest(self, length: int) -> int:
         """The greatest length up to `length` at which there is a state."""
@@ -73,14 +76,14 @@ class StateHistory:
         """Forget what lies beyond `length`."""
         del self.token_ids[length:]
         self.states = {place: state for place, state in self.states.items() if place <= length}
-        self._shelf[:] = [entry for entry in self._shelf if entry[0] is not self or entry[1] <= length]
+        self.kept = {place: number for place, number in self.kept.items() if place <= length}
 
     def begin(self, first: int, token_ids: Sequence[int], num_final: int) -> StatePart:
         """A pass of these tokens behind the newest state."""
         start = len(self.token_ids)
         state = self.states.pop(start, {})
         is_far = num_final < 0 and start - self.newest(start) >= _MOST_UNKEPT
-        if num_final == 0 or is_far or (self, start) in self._shelf:
+        if num_final == 0 or is_far or start in self.kept:
             self.states[start] = {number: copied(layer) for number, layer in state.items()}
         return StatePart(self, first, token_ids, num_final, state)
 
@@ -91,19 +94,34 @@ class StateHistory:
         self.states[len(self.token_ids)] = part.state
         if part.final:
             self.states[final] = part.final
-        needed = {self.newest(final), *(place for history, place in self._shelf if history is self)}
+        needed = {self.newest(final), *self.kept}
         self.states = {place: state for place, state in self.states.items() if place >= final or place in needed}
 
     def keep(self) -> None:
-        """Keep the newest state for prompts that begin alike; the oldest ones give way."""
+        """Keep the newest state for prompts that begin alike."""
         place = len(self.token_ids)
-        if place in self.states and (self, place) not in self._shelf:
-            self._shelf.append((self, place))
-            most = self._most_bytes // max(1, self.state_bytes)
-            while len(self._shelf) > most:
-                history, oldest = self._shelf.pop(0)
-                if oldest < len(history.token_ids):  # else the sequence goes on from it
-                    history.states.pop(oldest, None)
+        if place in self.states and place not in self.kept:
+            self._shelf.add(self, place)
+
+
+class StateShelf:
+    """The states that are kept for other prompts: the newest ones of all sequences whose caches are in use."""
+
+    def __init__(self, most_bytes: int = 0) -> None:
+        self._most_bytes = most_bytes
+        self._histories: WeakSet[StateHistory] = WeakSet()
+        self._numbers = itertools.count()
+
+    def add(self, history: StateHistory, place: int) -> None:
+        """Keep the state of `history` at length `place`; the oldest ones give way."""
+        history.kept[place] = next(self._numbers)
+        self._histories.add(history)
+        kept = sorted((number, place, each) for each in self._histories for place, number in each.kept.items())
+        most = self._most_bytes // max(1, history.state_bytes)
+        for _, oldest, each in kept[: max(0, len(kept) - most)]:
+            del each.kept[oldest]
+            if oldest < len(each.token_ids):  # else the sequence goes on from it
+                each.states.pop(oldest, None)
 
 
 def copied(layer: Any) -> Any:

@@ -93,10 +93,15 @@ def choose_schedule(
     return name, decoding
 
 
-def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
-    """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid."""
+def choose_policy(
+    params: SamplingParams, drafter: str | None, decoding: DecodingConfig, *, is_chain: bool = False
+) -> Policy:
+    """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid.
+
+    `is_chain`: the drafter's model drafts chains alone, so `auto` is planned without trees.
+    """
     drafts_trees = capabilities_of(drafter).tree
-    policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
+    policy = make_policy(decoding, can_branch=drafts_trees and not is_chain and params.rule != "rejection")
     is_synchronous = decoding.mode == "synchronous"
     setting = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
     if policy.fan_out > 1 and params.rule == "rejection":

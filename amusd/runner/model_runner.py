@@ -26,7 +26,7 @@ from amusd.errors import DeviceError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
-from amusd.models.recurrent import StateHistory
+from amusd.models.recurrent import StateHistory, StateShelf
 from amusd.runner.captured import CapturedPasses
 from amusd.runner.eager import EagerPasses
 from amusd.runner.fallback import find_way
@@ -51,7 +51,7 @@ class ModelRunner:
             self.output_ids = self.output_ids.to(network.device)
         self.numerics, self.capture = options.numerics, options.capture
         self.tokens_per_step, self.ranks = options.tokens_per_step, options.ranks
-        self._shelf: list[tuple[StateHistory, int]] = []
+        self._shelf = StateShelf(options.state_bytes)
         if network.is_recurrent:  # one chain of a sequence at a time, without padding, whose shapes a graph cannot hold
             self.numerics = replace(self.numerics, fixed=False, num_tracks=1)
             self.capture, self.tokens_per_step = None, 1
@@ -89,7 +89,7 @@ class ModelRunner:
             for index in range(number)
         ]
         for cache in caches if self.network.is_recurrent else ():
-            cache.history = StateHistory(self._shelf, self.options.state_bytes)
+            cache.history = StateHistory(self._shelf)
         if self.capture is not None:
             passes = CapturedPasses(self, caches)
             for cache in caches:

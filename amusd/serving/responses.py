@@ -15,7 +15,7 @@ from typing import Any
 
 from amusd import __version__
 from amusd.answer import Generation
-from amusd.checkpoints.detokenizer import IncrementalDecoder, Spelling
+from amusd.checkpoints.tokenizer import IncrementalDecoder, Spelling
 from amusd.serving.requests import Body
 from amusd.tracing.metrics import total
 from amusd.types import Token

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from amusd.answer import Answer
 from amusd.async_engine import AsyncEngine, read
-from amusd.checkpoints.detokenizer import IncrementalDecoder
+from amusd.checkpoints.tokenizer import IncrementalDecoder
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.serving.metrics import ServerMetrics

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from checkpoints.published_tokenizers import WORDS, ids_of, qwen_tokenizer, sentencepiece_tokenizer
 
-from amusd.checkpoints.detokenizer import IncrementalDecoder, Spelling
-from amusd.checkpoints.tokenizer import Tokenizer
+from amusd.checkpoints.tokenizer import IncrementalDecoder, Spelling, Tokenizer
 
 NUM_PADDED = 6
 SENTENCEPIECE, QWEN = sentencepiece_tokenizer(), qwen_tokenizer()

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny
 
-from amusd.checkpoints.detokenizer import IncrementalDecoder
 from amusd.checkpoints.synthetic import SyntheticTokenizer
-from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer, user_turn
+from amusd.checkpoints.tokenizer import IncrementalDecoder, Tokenizer, load_tokenizer, user_turn
 from amusd.errors import ConfigError, ContextLengthError
 
 

@@ -11,7 +11,7 @@ import torch
 from models.published import CONFIGS, write_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from amusd.checkpoints.configuration import ModelConfig, load_config, position_limit
+from amusd.checkpoints.configuration import ModelConfig, load_config, position_limit, why_rows_vary
 from amusd.checkpoints.decoder_weights import bias_shapes, weight_shapes
 from amusd.checkpoints.tokenizer import Tokenizer, load_tokenizer, user_turn
 
@@ -63,3 +63,8 @@ def test_the_embedded_target_is_read_as_transformers_reads_it(embedded_folder: P
         assert own.encode_chat(turns) == own.encode_chat(turns, {"add_generation_prompt": True}) == chat, repr(text)
         for given in (ids, chat):
             assert own.decode(given) == stock.decode(given, skip_special_tokens=True), repr(text)
+
+
+def test_experts_whose_number_may_vary_by_layer_are_experts() -> None:
+    """Whose attributes raise what is no `AttributeError`."""
+    assert why_rows_vary(AutoConfig.for_model("dots3_note_vision_encoder")) is not None

@@ -24,7 +24,7 @@ from passes import forward, prefilled
 
 from amusd.checkpoints.building import load_model
 from amusd.checkpoints.checkpoint import open_checkpoint
-from amusd.checkpoints.loading import load_target
+from amusd.checkpoints.loading import load_draft_model, load_target
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
@@ -41,6 +41,7 @@ def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("MambaConfig", {}, "recurrent state"),
+    ("ZayaConfig", {}, "recurrent state"),  # whose layers get their cache in another way
     ("T5Config", {}, "no causal language model"),
     ("RobertaConfig", {"is_decoder": True}, "an encoder"),
     ("Gemma3TextConfig", {"use_bidirectional_attention": True}, "not plain causal attention"),
@@ -57,6 +58,13 @@ def test_what_cannot_run_is_refused_by_name_from_its_configuration(
     with pytest.raises(ConfigError, match=f"'{config.model_type}' is not supported: .*{reason}") as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_so_are_its_first_layers_as_a_draft(tmp_path: Path) -> None:
+    transformers.BltConfig().save_pretrained(tmp_path)  # which has layers of several kinds of parts
+    engine = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), drafters=(DrafterConfig(kind="self"),))
+    with pytest.raises(ConfigError, match="'blt' is not supported: "):
+        load_draft_model(engine.drafters[0], engine, "cpu")
 
 
 def test_a_model_whose_code_cannot_compute_a_first_token_here_is_one_line(

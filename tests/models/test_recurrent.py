@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from amusd.errors import ConfigError
 from amusd.models.attention import register_attention
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.models.recurrent import StateHistory
+from amusd.models.recurrent import StateHistory, StateShelf
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
 
@@ -87,12 +88,22 @@ def load(folder: Path, *, fixed: bool = False, dtype: str = "float32") -> ModelR
     return load_model(folder, LoadOptions(numerics=numerics, max_model_len=64, dtype=dtype))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("qwen3_5", "float32"), ("nemotron_h", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("qwen3_5", "float32"), ("nemotron_h", "bfloat16"), ("kimi_linear", "bfloat16")]
+)
 def test_a_checkpoint_is_loaded_and_tried(name: str, dtype: str, tmp_path: Path) -> None:
     """Both say of themselves that their attention cannot be replaced, and let it."""
     with logged() as lines:
         model = load(saved(tmp_path, name), dtype=dtype)
     assert (lines, model.network.is_recurrent, model.numerics.num_tracks) == ([], True, 1)
+
+
+@pytest.mark.parametrize("name", ["bamba", "qwen3_5"])
+def test_first_layers_are_a_model_of_their_own(name: str, tmp_path: Path) -> None:
+    """Kinds of layers are a list in some configurations, and follow from other settings in others."""
+    options = LoadOptions(numerics=Numerics.for_device("cpu", width=8, fixed=False), max_model_len=64, dtype="float32")
+    model = load_model(saved(tmp_path, name), options, num_layers=2)
+    assert len(model.network._model.base_model.layers) == 2
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
@@ -185,12 +196,26 @@ def test_states_at_ends_of_prompts_are_kept_up_to_a_number_of_bytes(budget: floa
         assert torch.allclose(output.logits, stock_logits("lfm2", text)[place + 3 : place + 5], atol=CLOSE)
 
 
+def test_states_of_a_discarded_cache_take_no_room() -> None:
+    """The newest two of those in use are kept: of a prompt of 150 tokens, at 128 and 150."""
+    text = text_of(random.Random(2), 150)
+    [state] = prefilled(our_model("lfm2"), text[:5], 10).history.states.values()
+    model = our_model("lfm2", state_bytes=2 * sum(layer.conv_states[0].nbytes for layer in state.values()))
+    old, new = model.new_cache(200), model.new_cache(200)
+    model.prefill(text, old)
+    history = weakref.ref(old.history)
+    del old
+    assert history() is None
+    model.prefill(text, new)
+    assert [*new.history.kept] == [128, 150]
+
+
 @pytest.mark.parametrize(("acceptance", "most"), [(0.4, 4.7), (0.6, 3.45), (0.8, 2.2)])
 def test_a_token_is_computed_once_more_at_most(
     acceptance: float, most: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows that a target computes per committed token with 6 candidates, those of candidates included."""
-    chance, history, num_rows = random.Random(acceptance), StateHistory([], 0), 0
+    chance, history, num_rows = random.Random(acceptance), StateHistory(StateShelf()), 0
     length = 0
     while length < 20_000:
         place = history.newest(length)

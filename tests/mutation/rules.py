@@ -85,7 +85,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a block leaves the features behind it": ("] = False  # overwritten", "] &= True  # overwritten"),
     },
     ("amusd/checkpoints/draft_layouts.py", "tests/models/test_block_models.py tests/models/test_eagle.py"): {
-        "a block reads the layers below its own": ("else 1)  # which", "else 0)  # which"),
+        "a block reads the layers below its own": ('"target_layer_ids" else 1)', '"target_layer_ids" else 0)'),
         "two places for one setting may differ": (
             "found.setdefault(name, value) != value",
             "found.setdefault(name, value) is None",
@@ -97,7 +97,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/models/recurrent.py", "tests/models/test_recurrent.py"): {
         "a state at the end of a prompt is changed in place": (
-            "if num_final == 0 or is_far or (self, start) in self._shelf:",
+            "if num_final == 0 or is_far or start in self.kept:",
             "if False:",
         ),
         "candidates change the state behind the final rows": (
@@ -192,7 +192,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runner/self_test.py", "tests/models/test_quantization.py"): {
         "a model is tried with one number of rows": ("(_in_batches, _in_paths)), (several, (_in_batches,))", "()),"),
     },
-    ("amusd/checkpoints/detokenizer.py", "tests/checkpoints/test_text_of_tokens.py"): {
+    ("amusd/checkpoints/tokenizer.py", "tests/checkpoints/test_text_of_tokens.py"): {
         "a prompt ends in tokens without text, and those before them are forgotten": ("size *= 2\n", "break\n"),
         "the end of a prompt is given again": (
             "tokenizer.decode(self._window)[self._num_given :] if self._is_holding",

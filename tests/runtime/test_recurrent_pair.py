@@ -156,6 +156,17 @@ def test_any_draft_serves_a_recurrent_target_and_a_recurrent_one_any_target(
         assert engine.worker.counts.num_verified > 0 or schedule is not SYNCHRONOUS  # else a slow draft comes too late
 
 
+def test_auto_plans_no_trees_for_a_draft_that_drafts_none() -> None:
+    """Neither candidates with weights nor verdicts that a tree can wait for."""
+    draft = our_model("lfm2")
+    with engine_of(lean(), TableTokenizer(VOCAB), {"draft": drafters_of(draft, 1).pop}) as (engine, _):
+        assert engine.stream((3, 4), PARAMS).request.policy.fan_out > 1
+        engine.chains = {"draft"}
+        answer = engine.stream((3, 4), PARAMS)
+        assert (answer.request.policy.name, answer.request.policy.fan_out) == ("auto", 1)
+        assert len(answer.result().token_ids) == PARAMS.max_new_tokens
+
+
 def test_a_chat_goes_on_from_the_state_behind_its_last_prompt() -> None:
     """Of the target and of the draft; a prompt that begins alike goes on from the end of a chunk."""
     options = {"state_bytes": 1_000_000}
@@ -209,5 +220,6 @@ def test_a_draft_that_is_killed_costs_no_token(tmp_path: Path) -> None:
             if number == 30:
                 psutil.Process(engine.draft.pid).kill()
         assert [answer.result().token_ids for answer in answers] == plain
+        assert engine.chains == {"hf"}
         assert (len(engine.draft.losses), engine.worker.counts.num_accepted > 0) == (1, True)
     assert [line for line in lines if line.startswith("verify_width=bucketed: the target has recurrent states")]

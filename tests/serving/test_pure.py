@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from table_model import TableTokenizer
 
 from amusd.answer import Generation
-from amusd.checkpoints.detokenizer import IncrementalDecoder
-from amusd.checkpoints.tokenizer import Tokenizer
+from amusd.checkpoints.tokenizer import IncrementalDecoder, Tokenizer
 from amusd.config import SamplingParams
 from amusd.serving import requests
 from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params
