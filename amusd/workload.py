@@ -25,6 +25,8 @@ from amusd.settings import Text, to_mapping
 _EXPECTED = (
     "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
 )
+_LAYOUTS = ("conversation", "prompt", "turns", "question", "messages")
+"""Keys that hold what is asked. The first one that a line has counts; other keys may hold anything."""
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """Begins the texts of SPEED-Bench that are not published with it (`docs/datasets.md`)."""
 
@@ -131,34 +133,37 @@ class _Turn(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """A line of a file of prompts; other keys are passed over."""
+    """A line of a file of prompts, with one of `_LAYOUTS`."""
 
+    conversation: tuple[_Turn, ...] = ()
     prompt: Text | None = None
+    turns: tuple[Text, ...] = ()
     question: Text | None = None
-    turns: tuple[Text, ...] | None = None
-    conversation: tuple[_Turn, ...] | None = None
-    messages: tuple[_Turn, ...] | None = None
+    messages: tuple[_Turn, ...] = ()
     category: Any = None
     question_id: Any = None
 
     def asked(self) -> tuple[Sequence[_Turn], Sequence[_Turn]]:
-        """The turns to answer, and the user's messages behind them."""
+        """The turns to answer first, and the turns behind them up to the user's last message."""
         if self.conversation:
             answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
             return self.conversation[: answers[-1] if answers else None], ()
-        texts = [text for text in (self.prompt, *(self.turns or ()), self.question) if text is not None][:1]
-        messages = [turn for turn in self.messages or () if turn.role != "assistant"]
-        said = [_Turn("user", text) for text in texts] or messages
-        said = said[: max((place for place, turn in enumerate(said, start=1) if turn.role == "user"), default=0)]
-        first = next((place for place, turn in enumerate(said, start=1) if turn.role == "user"), 0)
-        return said[:first], said[first:]
+        if self.messages:
+            said = [turn for turn in self.messages if turn.role != "assistant"]
+            ends = [place for place, turn in enumerate(said, start=1) if turn.role == "user"] or [0]
+            return said[: ends[0]], said[ends[0] : ends[-1]]
+        texts = filter(None, [self.prompt, *self.turns[:1], self.question])
+        return [_Turn("user", text) for text in texts], ()
 
 
 def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     if _PLACEHOLDER in line:
         raise ConfigError(f"{source}: line {number}: SPEED-Bench's placeholder; its prepare.py fetches the text")
     try:
-        record = msgspec.json.decode(line, type=_Record)
+        given = msgspec.json.decode(line, type=dict[str, Any])
+        layout = next((name for name in _LAYOUTS if given.get(name) not in (None, [])), None)
+        kept = {name: given.get(name) for name in (layout, "category", "question_id") if name}
+        record = msgspec.convert(kept, _Record)
         turns, later = (tuple(map(msgspec.to_builtins, part)) for part in record.asked())
         if not turns:
             raise ValueError("there is none of these")
