@@ -19,7 +19,7 @@ from typing import Any
 from amusd.answer import Generation
 from amusd.commands import plots
 from amusd.commands.contestants import Contestant, contestants_of
-from amusd.commands.generate import Encoded, in_flight, scripts_of, unfolded
+from amusd.commands.generate import Encoded, in_flight, options_of, unfolded
 from amusd.commands.job import Done, Job
 from amusd.commands.tables import OF_CATEGORIES, report, summary_of, with_the_best
 from amusd.config import RunConfig, SamplingParams
@@ -86,7 +86,7 @@ class Comparison:
     """Whether rows tell by how much the target prefers its own token where answers part."""
 
     def __post_init__(self) -> None:
-        self._script = scripts_of(self.engine)
+        self._options = options_of(self.engine)
 
     @property
     def plain(self) -> Contestant:
@@ -146,12 +146,9 @@ class Comparison:
         self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
     ) -> tuple[list[Generation], float]:
         """The answers in the order of the prompts, and the seconds from the first request to the last token."""
-        decoding, drafter = contestant.decoding, contestant.drafter
-        references = [self._script(prompt, params, decoding, drafter) for prompt in prompts]
-        submitted = (
-            iter([self.engine.submit(prompt, params, decoding=decoding, drafter=drafter, reference=reference)])
-            for prompt, reference in zip(prompts, references, strict=True)
-        )
+        options = [self._options(prompt, params, contestant.decoding, contestant.drafter) for prompt in prompts]
+        pairs = zip(prompts, options, strict=True)
+        submitted = (iter([self.engine.submit(prompt, params, **own)]) for prompt, own in pairs)
         begin = time.perf_counter()
         answers = list(in_flight(self.engine, submitted, contestant.batch_size))
         return [answer.result() for answer in answers], max(answer.all_tokens_at or begin for answer in answers) - begin
