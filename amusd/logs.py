@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from functools import lru_cache
 from typing import TextIO
 
@@ -31,7 +30,6 @@ class LineHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._progress = ""
-        self._lock = threading.RLock()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the message, its line breaks escaped."""
@@ -51,7 +49,8 @@ class LineHandler(logging.Handler):
         self._replace("", "")
 
     def _replace(self, text: str, progress: str) -> None:
-        with self._lock:
+        assert self.lock is not None, "a handler has one"
+        with self.lock:
             wiped = f"\r{' ' * len(self._progress)}\r" if self._progress else ""
             self._progress = progress
             write_at_once(sys.stderr, f"{wiped}{text}{progress}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,11 +95,9 @@ def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list
     Raises `ConfigError`, naming file and line, if there are none or too few, or one is bad.
     """
     wanted = config.num_prompts or default
-    prompts: list[WorkloadPrompt] = []
-    # Lines end where JSON Lines says: `splitlines` would also cut at U+2028 and U+0085, which strings may hold.
-    for number, line in enumerate(_read(config).split("\n"), start=1):
-        if line.strip() and len(prompts) < wanted:
-            prompts.append(_parse(line, number, _name(config)))
+    # Not by `splitlines`, which also cuts at U+2028 and U+0085: a string of JSON may hold them.
+    lines = ((number, line) for number, line in enumerate(_read(config).split("\n"), start=1) if line.strip())
+    prompts = [_parse(line, number, _name(config)) for number, line in islice(lines, wanted)]
     if not prompts:
         raise ConfigError(f"{_name(config)}: no prompts in it")
     if len(prompts) < (config.num_prompts or 0):
