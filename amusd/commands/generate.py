@@ -47,14 +47,14 @@ def generate(job: Job, engine: Engine) -> Done:
 
 
 def _show(job: Job, engine: Engine, answer: Answer) -> None:
-    """Stream an answer. A part of it is kept when the run is interrupted or killed."""
+    """Stream an answer; keep the part that there is if the run is interrupted or killed."""
     partial_file = job.folder / PARTIAL_FILE
-    partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
+    partial_file.unlink(missing_ok=True)  # a file or link of before this run
     try:
         with job.console.streaming(functools.partial(_status, engine, answer, time.perf_counter())) as write:
             for token in answer:
                 with suppress(OSError), partial_file.open("a", encoding="utf-8") as file:
-                    file.write(token.text)  # if it can take more; a failing result file reports at its end
+                    file.write(token.text)  # a full disk is reported when the result is written
                 write(token.text)
     except BaseException:
         kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
@@ -72,7 +72,7 @@ def generate_file(job: Job, engine: Engine) -> Done:
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
     result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
     with out.opened() as file:
-        prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
+        prompts = prompts_of("generate", config)  # read again: no other run adds to the file now
         num_turns = sum(prompt.num_turns for prompt in prompts)
         try:
             with closing(in_flight(engine, map(asker.conversation, prompts), max_num_seqs)) as answers:
@@ -99,7 +99,7 @@ class Asker:
 
     def __init__(self, engine: Engine, config: RunConfig) -> None:
         self.prompts = dict[Answer, WorkloadPrompt]()
-        """What each answer answers."""
+        """The prompt of each answer."""
         self.refused = list[str]()
         """A line for each prompt or turn that could not be used."""
         self._engine, self._config, self._options = engine, config, options_of(engine)
@@ -142,9 +142,10 @@ def options_of(engine: Engine) -> Callable[..., Options]:
 def unfolded(
     engine: Engine, prompt: WorkloadPrompt, said: Sequence[str], refused: list[str], *, raw: bool
 ) -> Iterator[Encoded]:
-    """A prompt and its tokens, then each further turn of its conversation behind the answer before, the last of `said`.
+    """Yield a prompt and its tokens, then each further turn of its conversation.
 
-    It ends at what cannot be used, with a line in `refused`.
+    A turn stands behind the answer to the one before, which is the last of `said` by then. A turn that cannot be used
+    ends the conversation, with a line in `refused`.
     """
     asked: WorkloadPrompt | None = prompt
     while asked is not None:
@@ -159,7 +160,7 @@ def unfolded(
 
 
 def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number: int) -> Generator[Answer, None, None]:
-    """Keep `number` answers in the making; yield those that are over, in the order of their conversations.
+    """Compute `number` answers at a time; yield those that are over, in the order of their conversations.
 
     The next answer of a conversation is asked for when the one before is over.
     """
@@ -177,7 +178,7 @@ def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number:
                     own.extend(islice(rest, 1))
             while flying and flying[0][1][0].is_over:
                 rest, own = flying[0]
-                if len(own) == 1:  # it may be over only since the other conversations were looked at
+                if len(own) == 1:  # it ended after the loop above had looked at it
                     own.extend(islice(rest, 1))
                 yield own.popleft()
                 if not own:
@@ -188,7 +189,7 @@ def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number:
 
 
 def _status(engine: Engine, answer: Answer, begin: float) -> str:
-    """The speed, and the engine's counts, in a line that is short enough for a terminal."""
+    """The speed and the engine's counts in one short line."""
     counts = engine.worker.counts
     parts = [f"{len(answer.token_ids) / (time.perf_counter() - begin):.1f} tokens/s"]
     if counts.num_verified:

@@ -27,15 +27,15 @@ READY_SECONDS = 60.0
 NUM_WARM_UP_EXCHANGES = 100
 CANDIDATE = Candidate(1, 1, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
 LONG = Features(1, 1, 0, 8, bytes(65_536))
-"""Too long for what a link of NCCL carries by gloo."""
+"""A message so long that an NCCL link carries it by NCCL, not by gloo."""
 _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
 _NONCE = 1
 _SIZE = 4096
-"""Rows and columns of the float32 weight, which no cache holds."""
+"""Rows and columns of a float32 matrix that is too large for a cache."""
 _WORK, _REST = b"w", b"r"
 
 Surrounding: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which something is timed."""
+"""Returns a context in which something is timed."""
 
 
 def measure_one_way(
@@ -43,7 +43,7 @@ def measure_one_way(
 ) -> tuple[float, float]:
     """The median and the 99th percentile of half a round trip in microseconds, encoding and decoding included.
 
-    The other process answers a candidate by a verdict, and any other message by itself. `cores`: those of the other
+    The other process answers a candidate by a verdict, and sends any other message back. `cores`: those of the other
     process; empty: any. Raises `ConfigError` when the link does not work here, and `PeerLostError` when the process
     ends or is silent for `ANSWER_SECONDS`.
     """
@@ -100,7 +100,7 @@ def _started(work: str, cores: AbstractSet[int], *settings: Any, **options: Any)
 
 
 def main() -> None:
-    """Be that process, until its parent ends it or is gone."""
+    """Run as that process until the parent ends it or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     work, cores, *settings = json.loads(sys.argv[-1])
     pin_to(set(cores))
