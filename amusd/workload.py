@@ -1,4 +1,4 @@
-"""Prompts from files of JSON lines in common layouts, and the file of answers to them."""
+"""Prompts from files of JSON lines in common layouts, and the file of their answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPEC
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPrompt:
-    """One prompt of a workload, and what its conversation asks behind the answer."""
+    """One prompt of a workload, and the user's further messages of its conversation."""
 
     number: int
     """Line of the file, from 1."""
@@ -44,25 +44,25 @@ class WorkloadPrompt:
     later: tuple[dict[str, str], ...] = ()
     """The user's further messages."""
     turn: int = 1
-    """Place of the asked message among the user's `messages`, from 1."""
+    """Number of the message that is asked among the user's, from 1."""
 
     @property
     def text(self) -> str:
-        """The last message."""
+        """The message that is asked."""
         return self.turns[-1]["content"]
 
     @property
     def asked(self) -> str | list[dict[str, str]]:
-        """The message if it is the only one, else all turns."""
+        """The message that is asked if it is alone, else all turns."""
         return self.text if len(self.turns) == 1 else list(self.turns)
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The names of the prompt beside its line."""
+        """What identifies the prompt beside its line."""
         return {"turn": self.turn, "category": self.category, "question_id": self.question_id}
 
     def following(self, answer: str) -> WorkloadPrompt | None:
-        """The conversation with its next message behind `answer`; None if there is none."""
+        """The prompt that asks the conversation's next message behind `answer`; None without a next one."""
         if not self.later:
             return None
         asked = next(place for place, turn in enumerate(self.later, start=1) if turn["role"] == "user")
@@ -71,7 +71,7 @@ class WorkloadPrompt:
 
     @property
     def num_turns(self) -> int:
-        """Answers that the rest of the conversation takes."""
+        """Number of answers that the rest of the conversation needs."""
         return 1 + sum(turn["role"] == "user" for turn in self.later)
 
 
@@ -90,7 +90,7 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
-    """The first prompts: as many as are asked for, else `default` or all.
+    """The first prompts: `num_prompts` of them, by default `default`, or all if there are fewer.
 
     Raises `ConfigError`, naming file and line, if there are none or too few, or one is bad.
     """
@@ -115,7 +115,7 @@ def _read(config: WorkloadConfig) -> str:
     path = Path(config.path)
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"workload.path={path}: not a regular file, which can be read more than once")
+            raise ConfigError(f"workload.path={path}: not a regular file; it has to be read more than once")
         return path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except (OSError, ValueError) as error:
         raise ConfigError(f"workload.path={path}: {error}") from error
@@ -200,7 +200,7 @@ class AnswersFile:
         self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
     def rest(self, prompts: Sequence[WorkloadPrompt]) -> list[WorkloadPrompt]:
-        """What is left of `prompts` behind the last answer, which may be amid a conversation.
+        """The prompts that are left behind the file's last answer; a conversation's rest counts as a prompt.
 
         Raises `ConfigError` if the file is unreadable, or has other answers or settings.
         """
@@ -239,7 +239,7 @@ class AnswersFile:
     def _lines(self) -> Iterator[bytes]:
         try:
             if self.path.exists() and not self.path.is_file():
-                raise ConfigError(f"out={self.path}: not a regular file, which can be read as well")
+                raise ConfigError(f"out={self.path}: not a regular file; it has to be read, too")
             with self.path.open("rb") as file:
                 yield from (line for line in file if line.endswith(b"\n"))
         except FileNotFoundError:
