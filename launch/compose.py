@@ -12,7 +12,7 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ValueType
+from hydra.core.override_parser.types import Quote, QuotedString, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -146,8 +146,9 @@ def _names_model(group: str, choice: str) -> bool:
 
 
 def _quoted(text: str) -> str:
+    """The text as Hydra's parser reads it back, without interpolation."""
     text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", text)
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _is_quoted(key: str, value: str) -> bool:

@@ -1,8 +1,8 @@
-"""A draft on another machine: what a network of 0 to 30 ms between the two costs.
+"""A draft on another machine: the cost of a network delay of 0 to 30 ms.
 
-Two network namespaces of this machine, each with its own core, stand in for the machines; a cable connects them, and
-a relay hands every byte on after the delay. On one runs `amusd draft`, on the other `amusd compare`, as a user types
-them. The same comparison with a draft beside the target comes first. Needs root, for the namespaces, and Linux.
+Two network namespaces of this machine, each with its own core, stand in for the machines. A virtual cable connects
+them, and a relay delays every byte. One runs `amusd draft`, the other `amusd compare`, as a user types them.
+The same comparison with a draft beside the target comes first. Needs root, for the namespaces, and Linux.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _draft(there: Sequence[str], keys: Path) -> Iterator[None]:
 
 @contextmanager
 def _cable(here: Sequence[str], delay: float) -> Iterator[str]:
-    """The host at which the target finds the draft: without a delay its own."""
+    """The host at which the target finds the draft; without a delay, the draft's own."""
     if not delay:
         yield DRAFT
         return
@@ -120,7 +120,7 @@ def _cable(here: Sequence[str], delay: float) -> Iterator[str]:
 
 
 def draw(results: Document) -> Any:
-    """Speed-ups over the delay."""
+    """Draw speed-ups over the delay."""
     figure, axes = subplots()
     lines_over(axes, [job for job in results["jobs"] if job["settings"][KEY] != "beside"], KEY)
     axes.set_xlabel("delay of the network, one way (ms)")
