@@ -132,15 +132,13 @@ class _Turn(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """A line of a file of prompts, with one of `_LAYOUTS`."""
+    """What a line of a file of prompts asks, in one of `_LAYOUTS`."""
 
     conversation: tuple[_Turn, ...] = ()
     prompt: Text | None = None
     turns: tuple[Text, ...] = ()
     question: Text | None = None
     messages: tuple[_Turn, ...] = ()
-    category: Any = None
-    question_id: Any = None
 
     def asked(self) -> tuple[Sequence[_Turn], Sequence[_Turn]]:
         """The turns to answer first, and the turns behind them up to the user's last message."""
@@ -161,8 +159,7 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     try:
         given = msgspec.json.decode(line, type=dict[str, Any])
         layout = next((name for name in _LAYOUTS if given.get(name) not in (None, [])), None)
-        kept = {name: given.get(name) for name in (layout, "category", "question_id") if name}
-        record = msgspec.convert(kept, _Record)
+        record = msgspec.convert({} if layout is None else {layout: given[layout]}, _Record)
         turns, later = (tuple(map(msgspec.to_builtins, part)) for part in record.asked())
         if not turns:
             raise ValueError("there is none of these")
@@ -170,8 +167,9 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
             raise ValueError("a message has no text")
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({error})") from error
-    category = None if record.category is None else " ".join(str(record.category).split())
-    return WorkloadPrompt(number, turns, category, record.question_id, later)
+    category, question_id = given.get("category"), given.get("question_id")
+    category = None if category is None else " ".join(str(category).split())
+    return WorkloadPrompt(number, turns, category, question_id, later)
 
 
 _DECISIVE = ("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept")

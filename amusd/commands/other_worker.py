@@ -70,7 +70,7 @@ def measure_one_way(
 
 @contextmanager
 def neighbour(device: str, cores: AbstractSet[int]) -> Iterator[Surrounding]:
-    """Start a process that rests on the other worker's device; yield `busy`, a context in which it computes.
+    """Start a process that idles on the other worker's device; yield `busy`, a context in which it computes.
 
     `cores`: its own; empty: any. `busy` raises `PeerLostError` when it has ended, or is silent for `READY_SECONDS`.
     """

@@ -73,7 +73,7 @@ def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> di
 
 
 def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:
-    """The schedules to try; plain decoding first, the user's own policy last."""
+    """The schedules to try; plain decoding first, the configured policy last."""
     settings, base = config.simulate, replace(config.decoding(), mode="asynchronous")
     waits = sorted({config.min_candidates, *settings.min_candidates})
     found = [replace(base, mode="autoregressive")]

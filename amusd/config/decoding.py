@@ -132,8 +132,8 @@ class DecodingConfig(Settings):
     policy: str = "auto"
     """In asynchronous mode, how the draft runs ahead.
 
-    `chain`: it follows its best guess; `windowed`: it fills one window while another is verified; `branching`:
-    it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: branching where possible, with
+    `chain`: it follows its best guess; `windowed`: it fills one window while another is verified; `branching`: it
+    prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: branching where possible, with
     waits as long as they pay. Or your own (`docs/writing_a_drafter.md`).
     """
     num_speculative_tokens: Count = 4

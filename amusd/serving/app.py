@@ -140,7 +140,7 @@ def make_app(service: Service) -> ASGIApp:
 
 
 def _check(scope: Scope, config: ServeConfig) -> None:
-    """Raise `RequestError` for a request without the key, or, where there is none, for another host's name."""
+    """Raise `RequestError` for a request without the key; if there is no key, for one that names another host."""
     headers, key = dict(scope["headers"]), config.api_key
     name = re.sub(r":\d*$", "", headers.get(b"host", b"localhost").decode("latin-1"))
     host = name.strip("[]").rstrip(".").lower()
