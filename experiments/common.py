@@ -20,7 +20,7 @@ from amusd.files import ANSWERS_FILE
 from experiments.request import ROOT, Request
 
 COMMAND_SECONDS = 12 * 3600.0
-ENDING_SECONDS = 20.0
+ENDING_SECONDS = 60.0
 REQUIRED = ("experiment", "date", "commit", "machine", "command", "quick", "workload")
 """The keys that every file of results has beside its measurements."""
 Document = dict[str, Any]
@@ -39,16 +39,11 @@ def run_amusd(
     """
     arguments = [command, *(["-m"] if sweep else []), *overrides]
     print(shlex.join(["amusd", *without_folders(arguments)]), file=sys.stderr, flush=True)
-    process = subprocess.Popen(
-        [*under, sys.executable, "-m", "launch.main", *arguments, "output=json", f"run_dir={run_dir}"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_amusd([*arguments, "output=json", f"run_dir={run_dir}"], under, stdout=subprocess.PIPE, text=True)
     try:
         output, _ = process.communicate(timeout=COMMAND_SECONDS)
     except BaseException:
-        _end(process)
+        end(process)
         raise
     if process.returncode:
         raise ConfigError(
@@ -58,7 +53,15 @@ def run_amusd(
     return document
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def start_amusd(arguments: Sequence[str], under: Sequence[str] = (), **options: Any) -> subprocess.Popen[Any]:
+    """Start a command of this checkout. `under`: words before it; `options`: those of `Popen`."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [*under, sys.executable, "-m", "launch.main", *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **options)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process by SIGTERM, or by SIGKILL if it does not end. Idempotent."""
     process.terminate()
     try:
         process.wait(ENDING_SECONDS)

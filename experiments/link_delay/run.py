@@ -22,10 +22,10 @@ from typing import Any
 from amusd.commands.tables import report
 from amusd.errors import ConfigError
 from amusd.transport.curve import write_keys
-from experiments.common import Document, per_prompt_of, run_amusd, write_jobs
+from experiments.common import Document, per_prompt_of, run_amusd, start_amusd, write_jobs
 from experiments.lines import lines_over
 from experiments.plotting import caption, run, subplots
-from experiments.request import ROOT, Request, parser_of
+from experiments.request import Request, parser_of
 
 KEY = "delay_ms"
 DELAYS = (0, 1, 10, 30)
@@ -95,9 +95,8 @@ def ip(*arguments: str) -> None:
 
 @contextmanager
 def _draft(there: Sequence[str], keys: Path) -> Iterator[None]:
-    arguments = ["-m", "launch.main", "draft", f"listen=tcp://{DRAFT}:{PORT}", f"transport.keys={keys}"]
-    line = [*there, "taskset", "-c", "1", sys.executable, *arguments]
-    with subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+    arguments = ["draft", f"listen=tcp://{DRAFT}:{PORT}", f"transport.keys={keys}"]
+    with start_amusd(arguments, [*there, "taskset", "-c", "1"]) as process:
         try:
             yield
         finally:

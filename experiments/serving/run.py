@@ -28,9 +28,9 @@ import numpy as np
 
 from amusd.console import table
 from amusd.errors import ConfigError
-from experiments.common import Document, write_results
+from experiments.common import Document, end, start_amusd, write_results
 from experiments.plotting import LOOKS, caption, run, subplots
-from experiments.request import ROOT, Request, parser_of
+from experiments.request import Request, parser_of
 from experiments.serving.client import Body, Endpoint, Sample, first_model, measure
 
 USERS = (1, 2, 4, 8, 16)
@@ -213,17 +213,10 @@ def serving(overrides: Sequence[str], folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "launch.main", "serve", f"serve.port={port}", *overrides]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    url = f"http://127.0.0.1:{port}"
-    log = folder / "serve.log"
+    arguments = ["serve", f"serve.port={port}", *overrides, f"run_dir={folder / f'serve-{os.getpid()}'}"]
+    url, log = f"http://127.0.0.1:{port}", folder / "serve.log"
     with log.open("ab") as file:
-        process = subprocess.Popen(
-            [*command, f"run_dir={folder / f'serve-{os.getpid()}'}"],
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+        process = start_amusd(arguments, stdout=file, stderr=subprocess.STDOUT)
     try:
         _await_ready(process, url, log)
         yield url
@@ -233,10 +226,10 @@ def serving(overrides: Sequence[str], folder: Path) -> Iterator[str]:
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"amusd serve did not end within {END_SECONDS:.0f} s of SIGTERM; {log}") from error
     finally:
-        _end(process)
+        end(process)
 
 
-def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _await_ready(process: subprocess.Popen[Any], url: str, log: Path) -> None:
     """Return when `/health` answers 200. Raises `ConfigError` if the server ends first, or takes too long."""
     import httpx
 
@@ -251,17 +244,6 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             pass
         time.sleep(LOOK_SECONDS)
     raise ConfigError(f"amusd serve was not ready within {START_SECONDS:.0f} s; {log}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server if it still runs, also after an interruption."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 MODE_LOOKS = {"asynchronous": LOOKS["branching"], **LOOKS}
