@@ -97,16 +97,13 @@ def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list
     wanted = config.num_prompts or default
     # Not by `splitlines`, which also cuts at U+2028 and U+0085: a string of JSON may hold them.
     lines = ((number, line) for number, line in enumerate(_read(config).split("\n"), start=1) if line.strip())
-    prompts = [_parse(line, number, _name(config)) for number, line in islice(lines, wanted)]
+    source = "the built-in file" if config.path is None else f"workload.path={config.path}"
+    prompts = [_parse(line, number, source) for number, line in islice(lines, wanted)]
     if not prompts:
-        raise ConfigError(f"{_name(config)}: no prompts in it")
+        raise ConfigError(f"{source}: no prompts in it")
     if len(prompts) < (config.num_prompts or 0):
-        raise ConfigError(f"workload.num_prompts={config.num_prompts}: {_name(config)} has only {len(prompts)}")
+        raise ConfigError(f"workload.num_prompts={config.num_prompts}: {source} has only {len(prompts)}")
     return prompts
-
-
-def _name(config: WorkloadConfig) -> str:
-    return "the built-in file" if config.path is None else f"workload.path={config.path}"
 
 
 def _read(config: WorkloadConfig) -> str:

@@ -97,9 +97,7 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
         if "unavailable" in taken:
             yield f"link {name}", False if name in needed else None, taken["unavailable"]
         else:
-            text = (
-                "{one_way_us_p50:.0f} us one way between two processes, {one_way_us_p99:.0f} us at the 99th percentile"
-            )
+            text = "{one_way_us_p50:.0f} us one way to a process, {one_way_us_p99:.0f} us at the 99th percentile"
             long = "; {long_one_way_us_p50:.0f} us for 64 KiB from GPU to GPU" if "long_one_way_us_p50" in taken else ""
             yield f"link {name}", True, f"{text}{long}".format(**taken)
     devices = link_devices(config)

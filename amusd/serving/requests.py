@@ -243,7 +243,7 @@ def sampling_params(request: Body, max_length: int) -> SamplingParams:
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs: needs logprobs=true", "top_logprobs")
     if request.min_tokens > (max_tokens if request.ignore_eos and not request.stop else 0):
-        message = "min_tokens: needs ignore_eos=true, no stop, and max_tokens that are not fewer"
+        message = "min_tokens: needs ignore_eos=true, no stop, and at least as many max_tokens"
         raise RequestError(message, "min_tokens", "unsupported_parameter")
     names = {each.name for each in fields(SamplingParams)} & {*request.__struct_fields__}
     own = {name: getattr(request, name) for name in names} | {
