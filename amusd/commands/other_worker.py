@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import subprocess
@@ -11,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from amusd.child import command_of
@@ -124,10 +124,9 @@ def _compute(num_threads: int, device: str) -> None:
 
     torch.set_num_threads(num_threads)
     rows, weight = (torch.rand(number, _SIZE, device=device) for number in (4, _SIZE))
-    with Path("/dev/stdin").open("rb", buffering=0) as orders:
-        while order := orders.read(1):
-            if order == _WORK:
-                sys.stdout.buffer.write(_WORK)
-                sys.stdout.flush()
-            while order == _WORK and not select.select([orders], [], [], 0.0)[0]:
-                (rows @ weight).sum().item()
+    orders, answers = sys.stdin.fileno(), sys.stdout.fileno()
+    while order := os.read(orders, 1):
+        if order == _WORK:
+            os.write(answers, _WORK)
+        while order == _WORK and not select.select([orders], [], [], 0.0)[0]:
+            (rows @ weight).sum().item()

@@ -113,9 +113,7 @@ def error_response(error: RequestError) -> Response:
 _HANDLERS: dict[Any, Any] = {
     RequestError: lambda _request, error: error_response(error),
     HTTPException: _http_error,
-    Exception: lambda *_: error_response(
-        RequestError("internal error", status=500)
-    ),  # which is also raised again, up to `make_app`
+    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # also raised, up to `make_app`
 }
 
 
