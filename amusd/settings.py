@@ -87,9 +87,7 @@ def no_such_key(cls: type[Settings], key: str, value: str) -> ConfigError:
 
 def to_mapping(config: Settings) -> dict[str, Any]:
     """The inverse of `from_mapping`: nested dictionaries and lists of plain values."""
-    result: dict[str, Any] = json.loads(
-        json.dumps(msgspec.to_builtins(config))
-    )  # msgspec's own encoder refuses undecodable paths
+    result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))  # msgspec's own refuses some paths
     return result
 
 

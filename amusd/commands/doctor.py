@@ -118,9 +118,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
     torch.set_num_threads(config.hardware.num_threads)
     device = claim_device(config, "target")
     config = settle(config, device)
-    drafters = load_drafters(
-        config, of_draft
-    )  # first, so that a mistake is reported before the target's weights are read
+    drafters = load_drafters(config, of_draft)  # first: a mistake is reported before the target's weights are read
     model, tokenizer = load_target(config, device)
     yield "target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}"
     if drafters.tokenizer_hash not in ("", tokenizer.fingerprint):
