@@ -8,7 +8,7 @@ A draft model runs ahead on one device while the target model verifies on anothe
         for token in engine.stream("Why is the sky blue?", SamplingParams(max_new_tokens=64)):
             print(token.text, end="")
 
-`import amusd` loads no torch; the names below are loaded when they are first used.
+`import amusd` does not import torch; the names below are imported when they are first used.
 """
 
 from __future__ import annotations

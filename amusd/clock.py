@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Monotonic time, the same in all processes of a machine. Another clock overrides `now_ns` and `sleep`."""
+    """Monotonic time, the same in all processes of a machine. A subclass overrides `now_ns` and `sleep`."""
 
     def now_ns(self) -> int:
         """Nanoseconds since an arbitrary moment."""
@@ -17,7 +17,7 @@ class Clock:
         return self.now_ns() / 1e9
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so many seconds."""
+        """Wait for so many seconds."""
         time.sleep(seconds)
 
 

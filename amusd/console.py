@@ -1,4 +1,4 @@
-"""Results, on standard output; all else is logged (`logs.py`)."""
+"""Results on standard output. All other lines are logged (`logs.py`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """Writes for a person (`json_only=False`), or for a program: then standard output is one JSON document.
+    """Writes results for a person, or for a program if `json_only`: then standard output is one JSON document.
 
-    A reader that leaves is no mistake; other failures raise `ConfigError`.
+    If the reader has left, nothing happens; other failures to write raise `ConfigError`.
     """
 
     def __init__(self, *, json_only: bool = False, out: TextIO | None = None) -> None:
@@ -28,13 +28,13 @@ class Console:
         self._out = standard_output() if out is None else out
 
     def text(self, text: str, end: str = "\n") -> None:
-        """A result for a person, at once (answers stream)."""
+        """Write a result for a person at once, since answers stream."""
         if not self._json_only:
             self._put(text + end)
 
     @contextmanager
     def streaming(self, status: Callable[[], str]) -> Iterator[Callable[[str], None]]:
-        """Yield a writer of an answer's text. On a terminal, a thread shows `status()` below it."""
+        """Yield a function that writes an answer's text. On a terminal, a thread shows `status()` below."""
         screen = None if self._json_only else _screen(self._out)
         if screen is None:
             yield lambda text: self.text(text, end="")
@@ -43,11 +43,11 @@ class Console:
         from rich.live import Live
         from rich.text import Text
 
-        paragraph = ""  # the last one, which is not over
+        paragraph = ""  # the one that is not ended yet
 
         def bottom() -> Text:
-            rows = chop_cells(paragraph, screen.width) or [""]  # as the terminal breaks it
-            line = status()[: screen.width - 5]  # a terminal echoes ^C behind it
+            rows = chop_cells(paragraph, screen.width) or [""]  # as a terminal would break it
+            line = status()[: screen.width - 5]  # room for the ^C that a terminal echoes
             return Text("\n".join([*rows[1 - screen.height :], line]))
 
         def write(text: str) -> None:
@@ -61,13 +61,13 @@ class Console:
         live = Live(get_renderable=bottom, console=screen, refresh_per_second=10, transient=True, redirect_stderr=False)
         try:
             with live:
-                screen.show_cursor()  # a process that is killed does not leave the terminal without one
+                screen.show_cursor()  # a killed process would leave the terminal without it
                 yield write
         finally:
             self._put(paragraph)
 
     def document(self, value: dict[str, Any]) -> None:
-        """The result for a program: one line of JSON."""
+        """Write the result for a program: one line of JSON."""
         if self._json_only:
             self._put(json.dumps(value) + "\n")
 
@@ -78,19 +78,19 @@ class Console:
 
 
 def standard_output() -> TextIO:
-    """The stream for results. It replaces characters that its encoding lacks.
+    """Standard output, made to replace characters that its encoding lacks.
 
     Raises `ConfigError` if it was closed (`>&-`) before this process began.
     """
     if sys.stdout is None:
-        raise ConfigError("standard output: closed; send it to /dev/null where nobody is to read it")
+        raise ConfigError("standard output: closed; redirect it to /dev/null if nobody is to read it")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
     return sys.stdout
 
 
 def _screen(stream: TextIO) -> Screen | None:
-    """The terminal behind `stream`; None where there is none."""
+    """The terminal behind `stream`; None if it is none, or too small."""
     if not stream.isatty():
         return None
     from rich.console import Console as Screen

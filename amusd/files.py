@@ -15,23 +15,23 @@ from amusd.errors import ConfigError, first_line
 
 RESULT_FILE = "result.json"
 PARTIAL_FILE = "partial.txt"
-"""Text of an unfinished answer, which a result replaces."""
+"""Text of an unfinished answer; a result replaces it."""
 ANSWERS_FILE = "answers.jsonl"
-"""Every answer of a comparison, and what it took."""
+"""Every answer of a comparison, with its time."""
 MEASURED_FILES = (RESULT_FILE, PARTIAL_FILE, "target_error.txt", "draft_error.txt")
 SHOWN_FILES = (ANSWERS_FILE, "trace.json", "comparison.svg", "comparison.png", "timeline.svg", "timeline.png")
-"""Files of a run directory: a run that was refused has none of the first, and may have left some of the second."""
+"""Files of a run directory. A refused run has none of `MEASURED_FILES`; it may have some of `SHOWN_FILES`."""
 CONFIG_JSON, TOKENIZER = "config.json", "tokenizer.json"
 """Files of a checkpoint."""
 CHECKPOINT = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 _NO_TOKENIZER = (
-    "use drafter=eagle, medusa or dflash with drafter.model for what drafts from a target's hidden states; else copy "
-    "that of its base model there, or AutoTokenizer.from_pretrained(folder).save_pretrained(folder) with transformers"
+    "use drafter=eagle, medusa or dflash with drafter.model if it drafts from a target's hidden states; else copy the "
+    "base model's there, or AutoTokenizer.from_pretrained(folder).save_pretrained(folder) with transformers"
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 MAX_SOCKET_FOLDER = 75
-"""Bytes of a path; behind them comes `/amusd-ranks-12345678/10`, and macOS has room for 103."""
+"""Longest path in bytes: `/amusd-ranks-12345678/10` is put behind it, and macOS takes 103."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -68,7 +68,7 @@ def make_new_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def make_socket_folder(prefix: str = "amusd-") -> str:
-    """Make a private folder for socket files: in /tmp if the path of TMPDIR leaves their names no room.
+    """Make a private folder for socket files; in /tmp if TMPDIR is too long a path for them.
 
     Raises `ConfigError`.
     """
@@ -81,9 +81,9 @@ def make_socket_folder(prefix: str = "amusd-") -> str:
 
 
 def check_checkpoint(model: str | Path, *needed: str, folder: Path | None = None) -> None:
-    """Raise `ConfigError` for a model whose folder cannot be one, or lacks a file. Reads no weights.
+    """Raise `ConfigError` if a model's folder is no checkpoint, or lacks a `needed` file. Reads no weights.
 
-    A folder that does not exist passes if the model may be the hub's. `folder`: where the hub's files are.
+    A folder that does not exist passes if `model` can be a hub name. `folder`: where the hub's files are.
     """
     why = None
     try:
@@ -101,11 +101,11 @@ def check_checkpoint(model: str | Path, *needed: str, folder: Path | None = None
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:
-    """A line for the user about an output that failed."""
+    """The error for an output that could not be written."""
     return ConfigError(f"{path}: cannot be written ({error.strerror})")
 
 
 def keep_traceback(folder: Path, worker: str, error: BaseException) -> None:
-    """Write the traceback that ended a worker to `WORKER_error.txt`, if possible."""
+    """Write the traceback of a worker's error to `WORKER_error.txt`, if possible."""
     with suppress(ConfigError):
         write_whole(folder / f"{worker}_error.txt", "".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Huge pages, with which a pass needs fewer address look-ups to read all weights."""
+"""Huge pages: with them a pass needs fewer address look-ups to read all weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def environment_with_huge_pages() -> dict[str, str]:
 
 
 def restart_with_huge_pages() -> None:
-    """Start this program again in such an environment, which malloc reads only at its start.
+    """Replace this process by one in that environment, since malloc reads it only at its start.
 
-    A program whose arguments differ from its process's stays as it is.
+    Does nothing if `sys.argv` is not what the process was started with.
     """
     arguments = sys.argv[1:]
     is_own = bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments

@@ -1,11 +1,10 @@
-"""Lines for people: all of them go to one logger, which a program shows on standard error."""
+"""Lines for people. All go to one logger, which the command line shows on standard error."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-import threading
 from functools import lru_cache
 from typing import TextIO
 
@@ -19,19 +18,18 @@ def warn_once(line: str) -> None:
 
 
 def show_lines() -> None:
-    """Show on standard error what is logged, here alone. Idempotent; a library leaves it to its user."""
+    """Show what is logged on standard error, and nowhere else. Idempotent. Only programs call it, not the library."""
     logger.addHandler(_lines)
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
 class LineHandler(logging.Handler):
-    """Writes each record to standard error as one line, above the line of progress."""
+    """Writes each record to standard error as one line, above the progress line."""
 
     def __init__(self) -> None:
         super().__init__()
         self._progress = ""
-        self._lock = threading.RLock()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the message, its line breaks escaped."""
@@ -39,7 +37,7 @@ class LineHandler(logging.Handler):
         self._replace(f"amusd: {message}\n", self._progress)
 
     def show_progress(self, label: str, done: int, num_steps: int) -> None:
-        """Show progress: one rewritten line on a terminal, a line for each tenth elsewhere."""
+        """Show progress: one line, rewritten, on a terminal; elsewhere a line for each tenth."""
         if sys.stderr.isatty():
             filled = 20 * done // num_steps
             self._replace("", f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"[:110])
@@ -47,11 +45,12 @@ class LineHandler(logging.Handler):
             self._replace(f"{done}/{num_steps}  {label}\n", "")
 
     def end_progress(self) -> None:
-        """Wipe the line of progress."""
+        """Wipe the progress line."""
         self._replace("", "")
 
     def _replace(self, text: str, progress: str) -> None:
-        with self._lock:
+        assert self.lock is not None, "a handler has one"
+        with self.lock:
             wiped = f"\r{' ' * len(self._progress)}\r" if self._progress else ""
             self._progress = progress
             write_at_once(sys.stderr, f"{wiped}{text}{progress}")
@@ -62,7 +61,7 @@ show_progress, end_progress = _lines.show_progress, _lines.end_progress
 
 
 def write_at_once(out: TextIO, text: str) -> OSError | None:
-    """Write and flush; return the error if it fails (`amusd ... | head`). Then the stream swallows all further text."""
+    """Write and flush; return the error if it fails (`amusd ... | head`). All further text then goes to /dev/null."""
     try:
         out.write(text)
         out.flush()

@@ -1,4 +1,4 @@
-"""Groups of settings: frozen dataclasses that msgspec checks. `amusd/config` has the settings themselves."""
+"""Groups of settings: frozen dataclasses, checked by msgspec. The settings themselves are in `amusd/config`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A group of settings. A field's type says what it takes; `__post_init__` refuses all else.
+    """A group of settings. A field's type says which values it takes; `__post_init__` refuses others.
 
     A field also takes a mapping for a group or a list of pairs, a single value for a list of one, None for an empty
     list, and NumPy's numbers.
@@ -81,18 +81,18 @@ def fields_of(cls: type[Settings]) -> Iterator[tuple[str, str]]:
 
 
 def no_such_key(cls: type[Settings], key: str, value: str) -> ConfigError:
-    """The line for a key that no setting of `cls` has."""
+    """The error for a key that is no setting of `cls`."""
     return ConfigError(f"{key}={value}: no such key{nearest(key, [*dict(fields_of(cls))])}")
 
 
 def to_mapping(config: Settings) -> dict[str, Any]:
     """The inverse of `from_mapping`: nested dictionaries and lists of plain values."""
-    result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))  # msgspec's own refuses odd paths
+    result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))  # msgspec's own refuses some paths
     return result
 
 
 def shown(value: object) -> str:
-    """A value for one line to people, cut where it is long."""
+    """A value as text for a line, cut if it is long."""
     text = " ".join(str(value).splitlines())
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 

@@ -1,4 +1,4 @@
-"""Prompts from files of JSON lines in common layouts, and the file of answers to them."""
+"""Prompts from files of JSON lines in common layouts, and the file of their answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,13 +26,15 @@ from amusd.settings import Text, to_mapping
 _EXPECTED = (
     "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
 )
+_LAYOUTS = ("conversation", "prompt", "turns", "question", "messages")
+"""Keys that hold what is asked. The first one that a line has counts; other keys may hold anything."""
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """Begins the texts of SPEED-Bench that are not published with it (`docs/datasets.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPrompt:
-    """One prompt of a workload, and what its conversation asks behind the answer."""
+    """One prompt of a workload, and the user's further messages of its conversation."""
 
     number: int
     """Line of the file, from 1."""
@@ -41,25 +44,25 @@ class WorkloadPrompt:
     later: tuple[dict[str, str], ...] = ()
     """The user's further messages."""
     turn: int = 1
-    """Place of the asked message among the user's `messages`, from 1."""
+    """Number of the message that is asked among the user's, from 1."""
 
     @property
     def text(self) -> str:
-        """The last message."""
+        """The message that is asked."""
         return self.turns[-1]["content"]
 
     @property
     def asked(self) -> str | list[dict[str, str]]:
-        """The message if it is the only one, else all turns."""
+        """The message that is asked if it is alone, else all turns."""
         return self.text if len(self.turns) == 1 else list(self.turns)
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The names of the prompt beside its line."""
+        """What identifies the prompt beside its line."""
         return {"turn": self.turn, "category": self.category, "question_id": self.question_id}
 
     def following(self, answer: str) -> WorkloadPrompt | None:
-        """The conversation with its next message behind `answer`; None if there is none."""
+        """The prompt that asks the conversation's next message behind `answer`; None without a next one."""
         if not self.later:
             return None
         asked = next(place for place, turn in enumerate(self.later, start=1) if turn["role"] == "user")
@@ -68,7 +71,7 @@ class WorkloadPrompt:
 
     @property
     def num_turns(self) -> int:
-        """Answers that the rest of the conversation takes."""
+        """Number of answers that the rest of the conversation needs."""
         return 1 + sum(turn["role"] == "user" for turn in self.later)
 
 
@@ -87,25 +90,20 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
-    """The first prompts: as many as are asked for, else `default` or all.
+    """The first prompts: `num_prompts` of them, by default `default`, or all if there are fewer.
 
     Raises `ConfigError`, naming file and line, if there are none or too few, or one is bad.
     """
     wanted = config.num_prompts or default
-    prompts: list[WorkloadPrompt] = []
-    # Lines end where JSON Lines says: `splitlines` would also cut at U+2028 and U+0085, which strings may hold.
-    for number, line in enumerate(_read(config).split("\n"), start=1):
-        if line.strip() and len(prompts) < wanted:
-            prompts.append(_parse(line, number, _name(config)))
+    # Not by `splitlines`, which also cuts at U+2028 and U+0085: a string of JSON may hold them.
+    lines = ((number, line) for number, line in enumerate(_read(config).split("\n"), start=1) if line.strip())
+    source = "the built-in file" if config.path is None else f"workload.path={config.path}"
+    prompts = [_parse(line, number, source) for number, line in islice(lines, wanted)]
     if not prompts:
-        raise ConfigError(f"{_name(config)}: no prompts in it")
+        raise ConfigError(f"{source}: no prompts in it")
     if len(prompts) < (config.num_prompts or 0):
-        raise ConfigError(f"workload.num_prompts={config.num_prompts}: {_name(config)} has only {len(prompts)}")
+        raise ConfigError(f"workload.num_prompts={config.num_prompts}: {source} has only {len(prompts)}")
     return prompts
-
-
-def _name(config: WorkloadConfig) -> str:
-    return "the built-in file" if config.path is None else f"workload.path={config.path}"
 
 
 def _read(config: WorkloadConfig) -> str:
@@ -114,7 +112,7 @@ def _read(config: WorkloadConfig) -> str:
     path = Path(config.path)
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"workload.path={path}: not a regular file, which can be read more than once")
+            raise ConfigError(f"workload.path={path}: not a regular file; it has to be read more than once")
         return path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except (OSError, ValueError) as error:
         raise ConfigError(f"workload.path={path}: {error}") from error
@@ -131,34 +129,34 @@ class _Turn(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """A line of a file of prompts; other keys are passed over."""
+    """What a line of a file of prompts asks, in one of `_LAYOUTS`."""
 
+    conversation: tuple[_Turn, ...] = ()
     prompt: Text | None = None
+    turns: tuple[Text, ...] = ()
     question: Text | None = None
-    turns: tuple[Text, ...] | None = None
-    conversation: tuple[_Turn, ...] | None = None
-    messages: tuple[_Turn, ...] | None = None
-    category: Any = None
-    question_id: Any = None
+    messages: tuple[_Turn, ...] = ()
 
     def asked(self) -> tuple[Sequence[_Turn], Sequence[_Turn]]:
-        """The turns to answer, and the user's messages behind them."""
+        """The turns to answer first, and the turns behind them up to the user's last message."""
         if self.conversation:
             answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
             return self.conversation[: answers[-1] if answers else None], ()
-        texts = [text for text in (self.prompt, *(self.turns or ()), self.question) if text is not None][:1]
-        messages = [turn for turn in self.messages or () if turn.role != "assistant"]
-        said = [_Turn("user", text) for text in texts] or messages
-        said = said[: max((place for place, turn in enumerate(said, start=1) if turn.role == "user"), default=0)]
-        first = next((place for place, turn in enumerate(said, start=1) if turn.role == "user"), 0)
-        return said[:first], said[first:]
+        if self.messages:
+            said = [turn for turn in self.messages if turn.role != "assistant"]
+            ends = [place for place, turn in enumerate(said, start=1) if turn.role == "user"] or [0]
+            return said[: ends[0]], said[ends[0] : ends[-1]]
+        texts = filter(None, [self.prompt, *self.turns[:1], self.question])
+        return [_Turn("user", text) for text in texts], ()
 
 
 def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     if _PLACEHOLDER in line:
         raise ConfigError(f"{source}: line {number}: SPEED-Bench's placeholder; its prepare.py fetches the text")
     try:
-        record = msgspec.json.decode(line, type=_Record)
+        given = msgspec.json.decode(line, type=dict[str, Any])
+        layout = next((name for name in _LAYOUTS if given.get(name) not in (None, [])), None)
+        record = msgspec.convert({} if layout is None else {layout: given[layout]}, _Record)
         turns, later = (tuple(map(msgspec.to_builtins, part)) for part in record.asked())
         if not turns:
             raise ValueError("there is none of these")
@@ -166,8 +164,9 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
             raise ValueError("a message has no text")
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({error})") from error
-    category = None if record.category is None else " ".join(str(record.category).split())
-    return WorkloadPrompt(number, turns, category, record.question_id, later)
+    category, question_id = given.get("category"), given.get("question_id")
+    category = None if category is None else " ".join(str(category).split())
+    return WorkloadPrompt(number, turns, category, question_id, later)
 
 
 _DECISIVE = ("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept")
@@ -196,7 +195,7 @@ class AnswersFile:
         self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
     def rest(self, prompts: Sequence[WorkloadPrompt]) -> list[WorkloadPrompt]:
-        """What is left of `prompts` behind the last answer, which may be amid a conversation.
+        """The prompts that are left behind the file's last answer; a conversation's rest counts as a prompt.
 
         Raises `ConfigError` if the file is unreadable, or has other answers or settings.
         """
@@ -235,7 +234,7 @@ class AnswersFile:
     def _lines(self) -> Iterator[bytes]:
         try:
             if self.path.exists() and not self.path.is_file():
-                raise ConfigError(f"out={self.path}: not a regular file, which can be read as well")
+                raise ConfigError(f"out={self.path}: not a regular file; it has to be read, too")
             with self.path.open("rb") as file:
                 yield from (line for line in file if line.endswith(b"\n"))
         except FileNotFoundError:

@@ -170,7 +170,7 @@ class Target:
         return tokens
 
     def contradict(self) -> None:
-        """Drop all candidates of this epoch: those at hand, and by the floor those on their way."""
+        """Drop all candidates of this epoch: those at hand, and by the floor those still on their way."""
         self.candidates = []
         self.floor = max(self.floor, self.epoch + 1)
         self.rollbacks += 1
@@ -179,7 +179,7 @@ class Target:
 def exchange(link: Connection, target: Target) -> Connection | None:
     """Tell and hear the draft; return None once it is lost. In amusd: the link may lose, repeat and reorder."""
     with contextlib.suppress(EOFError, OSError):
-        if select.select([], [link], [], 0)[1]:  # into a full link nothing is sent: the next verdict says it all
+        if select.select([], [link], [], 0)[1]:  # a full link gets nothing: the next verdict says it all
             link.send(Verdict(target.committed))
         while link.poll():
             target.receive(link.recv())
@@ -199,7 +199,7 @@ def draft_process(folder: str, device: str, dtype: str) -> Iterator[Connection]:
     try:
         yield link
     finally:
-        link.close()  # with which the draft ends
+        link.close()  # which ends the draft
         process.join(timeout=5)
         process.kill()
 

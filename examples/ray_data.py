@@ -1,4 +1,4 @@
-"""Answer a file of prompts with several engines: Ray Data gives batches of it to actors that hold an engine each.
+"""Answer a file of prompts with several engines: Ray Data hands batches to actors with an engine each.
 
     python examples/ray_data.py --prompts examples/prompts.jsonl --out answers.jsonl --concurrency 2
     python examples/ray_data.py --target /models/big --drafter /models/small --num-gpus 2 --concurrency 4
@@ -31,7 +31,7 @@ class Answers:
     """One engine in an actor: the target in its process, the draft as a child of that."""
 
     def __init__(self, pair: dict[str, Any], params: SamplingParams) -> None:
-        # Ray keeps no cores apart: all engines of a machine would take the same.
+        # Ray assigns no cores: all engines of a machine would pin the same ones.
         self._engine, self._params = Engine.launch(**pair, hardware={"pin_cores": False}), params
         self._settings = {**pair, "sampling.max_new_tokens": params.max_new_tokens}
 
@@ -39,7 +39,7 @@ class Answers:
         """Answer a batch of prompts, as many at a time as the engine takes."""
         answers = []
         for prompt in map(json.loads, batch["line"]):
-            with suppress(ConfigError):  # it does not fit the context
+            with suppress(ConfigError):  # the prompt does not fit the context
                 answers.append((prompt, self._engine.submit(prompt.pop("turns"), self._params)))
         lines = [{**prompt, **answer.result().as_dict(), "settings": self._settings} for prompt, answer in answers]
         return {"line": [json.dumps(line) for line in lines]}

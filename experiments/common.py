@@ -1,4 +1,4 @@
-"""What the experiments share: running `amusd` commands, and files of results that say where they come from."""
+"""Shared by the experiments: running `amusd` commands, and files of results that say where they come from."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from amusd.files import ANSWERS_FILE
 from experiments.request import ROOT, Request
 
 COMMAND_SECONDS = 12 * 3600.0
-ENDING_SECONDS = 20.0
+ENDING_SECONDS = 60.0
 REQUIRED = ("experiment", "date", "commit", "machine", "command", "quick", "workload")
-"""What every file of results has beside what was measured."""
+"""The keys that every file of results has beside its measurements."""
 Document = dict[str, Any]
 _FOLDERS = re.compile(r"(?:[^/,:\[\]]*/)+")
 
@@ -39,16 +39,11 @@ def run_amusd(
     """
     arguments = [command, *(["-m"] if sweep else []), *overrides]
     print(shlex.join(["amusd", *without_folders(arguments)]), file=sys.stderr, flush=True)
-    process = subprocess.Popen(
-        [*under, sys.executable, "-m", "launch.main", *arguments, "output=json", f"run_dir={run_dir}"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_amusd([*arguments, "output=json", f"run_dir={run_dir}"], under, stdout=subprocess.PIPE, text=True)
     try:
         output, _ = process.communicate(timeout=COMMAND_SECONDS)
     except BaseException:
-        _end(process)
+        end(process)
         raise
     if process.returncode:
         raise ConfigError(
@@ -58,7 +53,15 @@ def run_amusd(
     return document
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def start_amusd(arguments: Sequence[str], under: Sequence[str] = (), **options: Any) -> subprocess.Popen[Any]:
+    """Start a command of this checkout. `under`: words before it; `options`: those of `Popen`."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [*under, sys.executable, "-m", "launch.main", *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **options)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process by SIGTERM, or by SIGKILL if it does not end. Idempotent."""
     process.terminate()
     try:
         process.wait(ENDING_SECONDS)
@@ -93,7 +96,7 @@ def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
 
 
 def without_folders(arguments: Sequence[str]) -> list[str]:
-    """Cut paths to their last name."""
+    """Arguments whose paths are cut to their last name."""
     found = []
     for argument in arguments:
         key, equals, value = argument.rpartition("=")
@@ -111,7 +114,7 @@ def write_jobs(request: Request, jobs: Sequence[Document], **more: Any) -> None:
 
 
 def write_results(request: Request, machine: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
-    """Write what was measured, with date, commit, machine and command. `machine`: as in a run's `environment.json`."""
+    """Write measurements with date, commit, machine and command. `machine`: as in a run's `environment.json`."""
     script = f"experiments/{request.experiment}/{Path(sys.argv[0]).name}"
     document = {
         "experiment": request.experiment,
@@ -138,7 +141,7 @@ def read_results(path: Path) -> Document:
 
 
 def read_json(path: Path) -> Document:
-    """Raises `ConfigError` when the file is not there or holds something else."""
+    """Read a JSON object. Raises `ConfigError` if the file does not exist or holds something else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -148,7 +151,7 @@ def read_json(path: Path) -> Document:
     return document
 
 
-# What is read off results
+# Reading results
 
 
 def per_prompt_of(run_dir: Path) -> list[Document]:
@@ -163,7 +166,7 @@ def per_prompt_of(run_dir: Path) -> list[Document]:
 
 
 def row_kind(row: Document) -> str:
-    """The name of a row without what was tuned: the same from job to job of a sweep."""
+    """The name of a row without its tuned length, so that it is the same in all jobs of a sweep."""
     return row_name({**row, "num_speculative_tokens": None})
 
 

@@ -1,4 +1,4 @@
-"""Experiments that are one sweep of `amusd compare` over a key: what they run, and their lines."""
+"""Experiments that are one sweep of `amusd compare` over a key: the sweep, and a figure of lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sweep(
     more: Sequence[str] = (),
     num_prompts: int = 16,
 ) -> None:
-    """Run a script. `label`: of the horizontal axis, which shows `key`; `lengths`: of synchronous blocks."""
+    """Run a script. `label`: text of the horizontal axis, which shows `key`; `lengths`: synchronous block lengths."""
 
     def measure(request: Request, _arguments: object) -> None:
         overrides = [
@@ -51,7 +51,7 @@ def sweep(
 
 
 def lines_over(axes: Any, jobs: Sequence[Document], key: str) -> None:
-    """Draw speed-ups over a swept key, with the middle half of prompts as a band; synchronous: the best length."""
+    """Draw speed-ups over a swept key, with the middle half of prompts as a band. Synchronous: the best length."""
     kinds: dict[str, list[tuple[float, Document, Document]]] = {}
     for job in jobs:
         for row in job["rows"]:

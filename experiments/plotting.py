@@ -46,7 +46,7 @@ def run(
 
 
 def subplots(*, width: float = 7.0, height: float = 4.2, rows: int = 1) -> tuple[Any, Any]:
-    """As `plots.subplots`, with a grid."""
+    """`plots.subplots` with a grid."""
     figure, axes = plots.subplots(width, height, rows)
     for one in figure.axes:
         one.grid(color="#d9dee3", linewidth=0.7)
@@ -57,9 +57,7 @@ def subplots(*, width: float = 7.0, height: float = 4.2, rows: int = 1) -> tuple
 def save(figure: Any, folder: Path, name: str) -> None:
     """Write `name.png` and `name.svg`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path, metadata in ((folder / f"{name}.png", {}), (folder / f"{name}.svg", {"Date": None})):
-        figure.savefig(path, dpi=160, metadata=metadata)
-        print(path, file=sys.stderr)
+    print(plots.write(lambda: figure, folder, name), file=sys.stderr)
 
 
 def look(row: Document) -> tuple[str, str]:
@@ -68,19 +66,19 @@ def look(row: Document) -> tuple[str, str]:
 
 
 def mark_plain(axes: Any) -> None:
-    """The line at 1."""
+    """Draw the line at 1, the speed of plain decoding."""
     axes.axhline(1.0, color=LOOKS["autoregressive"][0], linewidth=1, linestyle=(0, (2, 3)), label="plain decoding")
 
 
 def legend_above(axes: Any) -> None:
-    """A legend that covers no bar."""
+    """Put the legend above the axes, where it covers no bar."""
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
 def grouped_bars(
     axes: Any, groups: Sequence[str], series: Sequence[tuple[str, Sequence[Sequence[float]], str]]
 ) -> None:
-    """Bars beside each other in each group: medians, with the middle half as a line.
+    """Draw bars side by side in each group: medians, with the middle half as a line.
 
     `series`: name, the values of each group, colour.
     """
@@ -96,7 +94,7 @@ def grouped_bars(
 
 
 def caption(results: Document) -> str:
-    """What was measured, where and when, for the foot of a figure."""
+    """A line for the foot of a figure: what was measured, where and when."""
     workload, machine = results["workload"], results["machine"]
     return (
         f"{workload['num_prompts']} prompts of {workload['prompts']}, up to {workload['num_tokens']} tokens; "

@@ -27,14 +27,14 @@ class Request:
 
     experiment: str
     prompts: Path | None
-    """None: those of the package."""
+    """A file; None: the package's own prompts."""
     num_prompts: int
     num_tokens: int
-    """Of each answer at most."""
+    """Most tokens of an answer."""
     quick: bool
     out: Path
     runs: Path
-    """A new folder for the directories of all runs."""
+    """A new folder for all run directories."""
 
     def workload(self, lines: Sequence[str] | None = None, name: str = "prompts") -> list[str]:
         """Write the chosen prompts (or these `lines` of them) beside the runs; return the overrides that name them."""
@@ -49,7 +49,7 @@ class Request:
         ]
 
     def load(self) -> list[WorkloadPrompt]:
-        """The chosen prompts, which are written as by `workload`."""
+        """Write the chosen prompts as `workload` does, and return them."""
         self.workload()
         return load_prompts(WorkloadConfig(path=str(self.runs / "prompts.jsonl")), sys.maxsize)
 
@@ -60,7 +60,7 @@ class Request:
         return [found[index * len(found) // number] for index in range(number)]
 
     def described(self) -> dict[str, Any]:
-        """For the results: the file by its name and content, since it lies elsewhere on each machine."""
+        """The workload for a file of results; prompts by name and digest, since paths differ between machines."""
         return {
             "prompts": "amusd/prompts.jsonl" if self.prompts is None else self.prompts.name,
             "sha256": hashlib.sha256(self._text().encode()).hexdigest(),
@@ -80,15 +80,15 @@ class Request:
 def parser_of(
     experiment: str, description: str | None, *, num_prompts: int, num_tokens: int
 ) -> argparse.ArgumentParser:
-    """The options that every experiment takes; the numbers are what it takes when nothing is said."""
+    """The options that every experiment takes. The numbers are defaults."""
     parser = argparse.ArgumentParser(
         prog=f"python experiments/{experiment}/run.py",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the package's own)")
-    parser.add_argument("--num-prompts", type=int, help=f"spread over the file (default: {num_prompts})")
-    parser.add_argument("--tokens", type=int, help=f"of each answer at most (default: {num_tokens})")
+    parser.add_argument("--num-prompts", type=int, help=f"taken evenly from the file (default: {num_prompts})")
+    parser.add_argument("--tokens", type=int, help=f"most tokens of an answer (default: {num_tokens})")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -97,13 +97,15 @@ def parser_of(
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"default: experiments/{experiment}/results/{experiment}.json"
     )
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="of the runs (default: a new one in runs/)")
+    parser.add_argument(
+        "--runs", type=Path, metavar="FOLDER", help="for the run directories (default: a new one in runs/)"
+    )
     parser.set_defaults(experiment=experiment, default_prompts=num_prompts, default_tokens=num_tokens)
     return parser
 
 
 def request_of(arguments: argparse.Namespace) -> Request:
-    """What was typed, with the defaults filled in; makes no folder. Raises `ConfigError`."""
+    """The request of the arguments, with defaults filled in. Makes no folder. Raises `ConfigError`."""
     experiment, quick = arguments.experiment, arguments.quick
     num_prompts = _given("--num-prompts", arguments.num_prompts, QUICK_PROMPTS if quick else arguments.default_prompts)
     num_tokens = _given("--tokens", arguments.tokens, QUICK_TOKENS if quick else arguments.default_tokens)

@@ -1,4 +1,4 @@
-"""Hydra's side of a configuration: defaults, arguments, and `RunConfig`."""
+"""From arguments to a `RunConfig`, by Hydra."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ValueType
+from hydra.core.override_parser.types import Quote, QuotedString, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -34,7 +34,7 @@ _KEYS = dict(fields_of(RunConfig))
 
 
 def conf_folder() -> Path:
-    """The configuration files' folder: in the installed package, or beside it in a checkout."""
+    """The folder of configuration files: in the installed package, or beside `launch` in a checkout."""
     here = Path(__file__).resolve().parent
     installed = here / "conf"
     return installed if installed.is_dir() else here.parent / "conf"
@@ -43,7 +43,7 @@ def conf_folder() -> Path:
 def store_defaults() -> None:
     """Give Hydra every key with its default. Idempotent."""
     defaults = to_mapping(RunConfig())
-    defaults["sampling"]["logit_bias"] = None  # which a list or a mapping can replace
+    defaults["sampling"]["logit_bias"] = None  # so that a list or a mapping can replace it
     ConfigStore.instance().store(name="amusd_defaults", node=defaults)
 
 
@@ -55,7 +55,7 @@ def compose_config(arguments: Sequence[str]) -> RunConfig:
 
 
 def config_of(composed: DictConfig) -> RunConfig:
-    """The typed configuration. Tells which drafter is the default. Raises `ConfigError`, one line."""
+    """The typed configuration. Logs a line if the drafter is a default. Raises `ConfigError`, one line."""
     try:
         values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except OmegaConfBaseException as error:
@@ -121,7 +121,7 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
         elif key in _MODELS and _names_model(key, value):
             yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
         elif key in _MODELS and value in _WITHOUT_MODEL and typed & {"pair", "experiment"}:
-            yield from (argument, f"{key}.kind={value}")  # whatever the pair names
+            yield from (argument, f"{key}.kind={value}")  # over the kind and model of the pair
             if f"{key}.model" not in typed:
                 yield f"{key}.model=null"
         elif (conf_folder() / key).is_dir() and re.fullmatch(_NO_NAME, value):
@@ -146,8 +146,9 @@ def _names_model(group: str, choice: str) -> bool:
 
 
 def _quoted(text: str) -> str:
+    """The text as Hydra's parser reads it back, without interpolation."""
     text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", text)
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _is_quoted(key: str, value: str) -> bool:

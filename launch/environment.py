@@ -38,7 +38,7 @@ def set_environment(num_threads: int) -> None:
 
 
 def describe_environment() -> dict[str, Any]:
-    """The content of `environment.json`. Never fails a run."""
+    """The content of `environment.json`. Raises nothing: what is unknown is left empty."""
     core = _first_core()
     flags = core.get("flags", "").split()
     return {

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from amusd.workload import WorkloadPrompt
 
     MakeEngine = Callable[[EngineConfig, str | None], Engine]
-    """Makes an engine from a configuration and the `events` of its `Recorder`."""
+    """Makes an engine from a configuration and the folder of its events."""
 
 
 class Jobs:
@@ -60,25 +60,25 @@ class Jobs:
         self._directory = Path()
         self._keeps_engine = keeps_engine
         self._links: Path | None = None
-        """Links by number to the folders of a sweep's jobs, which Hydra names as the user wishes."""
+        """A folder of links, named by job number, to the folders of a sweep's jobs, whose names the user chooses."""
         self._running = ExitStack()
         """Ends the engine, and removes the links."""
 
     def __reduce__(self) -> Any:
-        """In another process, a job makes an engine and ends it."""
+        """In another process, each job has an engine of its own."""
         return partial(Jobs, keeps_engine=False), (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Run one job of Hydra's; a failure is logged, and the next job runs. Raises `KeyboardInterrupt` alone.
+        """Run one job of Hydra's. A failure is logged, so that the next job runs; raises `KeyboardInterrupt` only.
 
-        Returns tokens a second, for optimizing sweepers; NaN without a result.
+        Returns tokens per second, for optimizing sweepers; NaN without a result.
         """
         show_lines()  # this may be another process than the command's
         if threading.current_thread() is threading.main_thread():
             raise_on_signals()
         code = exit_code_of(lambda: self._do(composed))
         self.exit_code = self.exit_code or code
-        if code == 1 or not self._keeps_engine:  # without its draft, an engine is of no use to the next job
+        if code == 1 or not self._keeps_engine:  # the next job needs an engine with a draft
             self.close()
         result = {} if code else read_json(self._directory / RESULT_FILE) or {}
         speeds = [row.get("tokens_per_second") for row in (result.get("metrics", result), *result.get("rows", ()))]
@@ -106,11 +106,11 @@ class Jobs:
     def run(self, config: RunConfig, number: int | None = None) -> int:
         """Do one job; return its exit code. Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
 
-        `number`: its place in a sweep; then JSON goes to files only, and what was done before is not done again.
+        `number`: its number in a sweep, in which JSON goes to files only and a finished job is not repeated.
         """
         command, json_only = COMMANDS[self._command], config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
-        if command.computes and command.has_result:  # which names the dtype
+        if command.computes and command.has_result:  # the configuration that is kept names the dtype
             engine = config.engine_for(self._command)
             check_workers(engine)
             config = settle(config, device_of(engine, "target"))
@@ -130,12 +130,12 @@ class Jobs:
         with run_directory(config) as self._directory:
             set_environment(config.hardware.num_threads)
             code = run_command(self._command, Job(config, console, self._directory, prompts, make_engine))
-            if self._engine is None:  # else it was said before the first token
+            if self._engine is None:  # else `_engine_of` has said it
                 logger.info(f"run directory: {self._directory}")
         return code
 
     def _prompts(self, config: RunConfig, console: Console) -> list[WorkloadPrompt] | None:
-        """The prompts, checked before weights are loaded; None if all are answered already."""
+        """The prompts, checked before weights are loaded; None if all of them are answered."""
         from amusd.workload import AnswersFile, prompts_of
 
         prompts = prompts_of(self._command, config)
@@ -147,7 +147,7 @@ class Jobs:
             console.document({"complete": True, "out": str(out.path), "num_prompts": 0})
             return None
         with out.opened():
-            return prompts  # it can be written, and no other run does
+            return prompts  # it can be written, and no other run has it open
 
     def _engine_of(self, config: RunConfig, number: int | None) -> Engine:
         """The engine of a job, which is kept for the next one."""
@@ -191,7 +191,7 @@ class Jobs:
 
 
 def with_api_key(config: RunConfig) -> RunConfig:
-    """Take the key from the environment unless one is named. Raises `ConfigError` for a hidden one."""
+    """Take the key from the environment unless the configuration names one. Raises `ConfigError` for a hidden one."""
     if config.serve.api_key == HIDDEN:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
     key = config.serve.api_key or os.environ.get("AMUSD_API_KEY") or None

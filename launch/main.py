@@ -1,7 +1,7 @@
-"""The `amusd` command, which leaves `key=value` arguments to Hydra. Imports no torch.
+"""The `amusd` command. Hydra reads `key=value` arguments; torch is not imported here.
 
-Exit codes: 0 done; 1 a failure (one line for a lost process, else a traceback); 2 the user's mistake
-or an output that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
+Exit codes: 0 done; 1 a failure (one line for a lost process, else a traceback); 2 a mistake of the user, or an output
+that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from amusd.settings import nearest, shown
 from .signals import end_of_program, raise_on_signals
 
 MIN_OPEN_FILES = 32
-"""An answer with a draft takes 16; other links and further ranks take more."""
+"""An answer with a draft opens 16; some links and each further rank need more."""
 _USAGE = """\
 usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
        amusd COMMAND -m KEY=a,b [...]        a sweep by Hydra; with the run_dir of an interrupted one, go on with it
@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check_process() -> None:
-    """Raise `ConfigError` for what no command can do without."""
+    """Raise `ConfigError` without a working directory, or with too few open files for any command."""
     try:
         Path.cwd()
     except OSError:
@@ -80,7 +80,7 @@ def _check_process() -> None:
 
 
 def _run_once(command: str, arguments: list[str]) -> int:
-    """One run, without Hydra's own program, which composes a configuration twice before a job begins."""
+    """One run, without `hydra.main`, which would compose the configuration twice."""
     from .compose import compose_config
     from .jobs import Jobs
 
@@ -91,7 +91,7 @@ def _run_once(command: str, arguments: list[str]) -> int:
 
 
 def _run_hydra(command: str, arguments: list[str]) -> int:
-    """A sweep, or what else Hydra's own options ask for."""
+    """A sweep, or whatever else Hydra's own options ask for."""
     from hydra._internal.utils import get_args_parser
 
     from .compose import errors_of_hydra, for_hydra, text_of
@@ -101,10 +101,10 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     folders = [text_of(argument) for argument in arguments if argument.startswith("run_dir=")]
     folder = Path(folders[-1]) if folders else new_folder()
     is_new = not folder.exists()
-    # Hydra's parser takes overrides that stand together
+    # Hydra's parser wants all overrides in a row
     words = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)
     parser = get_args_parser()
-    parser.error = _refuse  # type: ignore[method-assign]  # which else prints a page
+    parser.error = _refuse  # type: ignore[method-assign]  # instead of printing a page
     options, others = parser.parse_known_args(words)
     typed = [*options.overrides, *others]
     is_sweep, is_json = options.multirun, "output=json" in arguments
@@ -143,14 +143,14 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
     decorate = hydra.main(version_base=HYDRA_VERSION, config_path=str(conf_folder()), config_name=CONFIG_NAME)
     before, sys.argv = sys.argv, [program, *arguments]
     try:
-        with suppress(BrokenPipeError):  # nobody reads what Hydra prints
+        with suppress(BrokenPipeError):  # whoever read Hydra's output has left
             decorate(task)()  # type: ignore[arg-type]  # any callable does
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
         if sys.stdout is not None:
-            Console().text("", end="")  # which flushes what Hydra has printed
+            Console().text("", end="")  # flushes what Hydra has printed
     return 0
 
 

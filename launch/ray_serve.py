@@ -42,7 +42,7 @@ class Replica:
         from starlette.applications import Starlette
         from starlette.routing import Mount
 
-        return Starlette(routes=[Mount("/", self._app)])  # which answers ASGI's `lifespan`, as Ray wants it
+        return Starlette(routes=[Mount("/", self._app)])  # Starlette answers ASGI's `lifespan`, as Ray expects
 
     async def check_health(self) -> None:
         """Raise if Ray should replace this replica."""
@@ -50,7 +50,7 @@ class Replica:
         if status != 200:
             raise RuntimeError(document["status"])
 
-    async def __del__(self) -> None:  # which Ray awaits, behind the last answer
+    async def __del__(self) -> None:  # Ray awaits it after the last answer
         await self._engine.aclose()
 
 
@@ -77,7 +77,7 @@ def application(config: RunConfig) -> Any:
     from ray import serve
 
     options = options_of(config)
-    # Ray keeps no cores apart: replicas of one machine would all take the same
+    # Ray assigns no cores: all replicas of a machine would pin the same ones
     config = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, pin_cores=False))
     return serve.deployment(serve.ingress()(Replica), name="engines", **options).bind(to_mapping(config))
 

@@ -2,12 +2,12 @@
 
 Arguments and exit codes are those of `amusd`; `generate` is the default command.
 
-Ranks 0 to T-1 are the target's. The last rank looks after the draft, to which rank 0 connects.
+Ranks 0 to T-1 are the target's. The last rank starts the draft, to which rank 0 connects, and replaces a lost one.
 
 The ranks find each other through torchrun's store. It holds the address of rank 0, which on one machine is a private
 folder of socket files; with several machines it also holds the device of each rank and the address of the draft.
-Anybody who reaches the store's port can read and write it, so it holds no secret and nothing that is executed. Keys
-prove who is at an address.
+Anybody who reaches the store's port can read and write it, so it holds no secret and nothing that is executed. Peers
+prove by keys who they are.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
 
 COMMANDS = ("generate", "compare", "serve")
 STORE_SECONDS = 60.0
-"""Longest wait for the store, and for a value that another rank puts there."""
+"""Longest wait for the store, and for a value that another rank writes to it."""
 SILENT_SECONDS = 10.0
-"""How long the store may be silent before the last rank takes rank 0's machine for lost."""
+"""If the store is silent for longer, the last rank considers rank 0's machine lost."""
 ADDRESS = "address"
-"""Key in the store of rank 0's address; its value is empty when no work is left."""
+"""The store's key for rank 0's address. An empty value says that no work is left."""
 
 
 class RankInfo(NamedTuple):
-    """The rank of this process and the number of processes, among all of torchrun and among those of this machine."""
+    """Rank of this process and number of processes: among all of torchrun, and on this machine."""
 
     rank: int
     size: int
@@ -117,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
     """Do the work of this process; return its exit code. Raises `ConfigError`, `PeerError`."""
     own = rank_info()
     if 0 < own.rank < own.size - 1:
-        logger.setLevel(logging.WARNING)  # the first rank says the same
+        logger.setLevel(logging.WARNING)  # rank 0 logs the same lines
     try:
         command, config = compose(arguments, own)
         set_environment(config.hardware.num_threads)
@@ -127,10 +127,10 @@ def run(arguments: Sequence[str]) -> int:
                 warn_of_sharing(config.engine())
             config = dataclasses.replace(config, hardware=settle_devices(config.engine()))
     except ConfigError as error:
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's own report ends with what is in it
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's own report ends with its content
             told = {"message": f"amusd: {error}", "timestamp": int(time.time())}
             Path(file).write_text(json.dumps(told), encoding="utf-8")
-        if own.local_rank > 0:  # all ranks read the same arguments: one line on each machine
+        if own.local_rank > 0:  # its local rank 0 reports the same mistake
             return 2
         raise
     from torch.distributed import DistError
@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) -> int:
-    """Be a rank of the target, or the one with the draft; return the exit code. `stack` ends with it."""
+    """Run as a rank of the target, or as the one with the draft; return the exit code. `stack` is closed afterwards."""
     from torch.distributed import rendezvous as find_store  # type: ignore[attr-defined]  # missing in __all__
 
     cores = allowed_cores()
@@ -194,8 +194,8 @@ def _rendezvous_apart(store: Any, config: RunConfig, own: RankInfo) -> tuple[Run
     assert address is not None, "`compose` has seen to it"
     host = address_towards(address)
     if is_loopback(host):
-        found = f"leads to {host} on the machine of rank {own.rank}, where no other machine comes (see /etc/hosts)"
-        raise ConfigError(f"transport.address={address}: {found}; write the first machine's address in the network")
+        found = f"leads to {host} on the machine of rank {own.rank}, which no other machine can reach (see /etc/hosts)"
+        raise ConfigError(f"transport.address={address}: {found}; name the first machine's address in the network")
     here = f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(address).port}"  # libzmq binds to no names
     device = own_device(config, own)
     check_devices([device])
@@ -235,7 +235,7 @@ def draft_address(config: EngineConfig, rendezvous: Rendezvous) -> str:
 
 
 def is_over(store: Any) -> bool:
-    """Whether rank 0 is done, or the store silent. A thread asks: nothing ends a wait for a machine that is gone."""
+    """Whether rank 0 is done or the store silent. A thread asks, since a wait for a lost machine never ends."""
     answers: list[bytes] = []
 
     def ask() -> None:

@@ -69,7 +69,7 @@ def create_run_directory(config: RunConfig) -> Path:
 
 @contextmanager
 def run_directory(config: RunConfig) -> Iterator[Path]:
-    """As `create_run_directory`. Keeps what an interrupted or failed run leaves, and nothing of a refused one."""
+    """As `create_run_directory`. Keeps the files of an interrupted or failed run, and deletes a refused one's."""
     directory = create_run_directory(config)
     try:
         yield directory
@@ -77,7 +77,7 @@ def run_directory(config: RunConfig) -> Iterator[Path]:
         discard_run(directory)
         raise
     except KeyboardInterrupt:
-        logger.info(f"interrupted; what there is lies in {directory}")
+        logger.info(f"interrupted; what was measured is in {directory}")
         raise
     except Exception as error:
         logger.info(f"run directory: {directory}")
@@ -132,7 +132,7 @@ def summarize(folder: Path) -> dict[str, Any]:
 
 
 def summary_table(document: Mapping[str, Any]) -> str:
-    """A line for each row of each job; a job without any has no result."""
+    """A table with a line for each row of each job, or one that says that it has no result."""
     named = [
         ({"job": job["job"], **job["swept"]}, row)
         for job in document["jobs"]

@@ -1,4 +1,4 @@
-"""How a process ends: on signals in order if it can, and certainly within `GRACE_SECONDS`; and its exit code."""
+"""How a process ends: after a signal within `GRACE_SECONDS`, in order if it can; and its exit code."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def raise_on_signals() -> None:
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
-        for number in _SIGNALS:  # not by `SIG_IGN`, of which Python complains where a signal has just arrived
+        for number in _SIGNALS:  # not `SIG_IGN`: Python complains if a signal has just arrived
             signal.signal(number, lambda _number, _frame: None)
         threading.Thread(target=_end, args=(signum,), name="end", daemon=True).start()
         is_loading = getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False)
-        if is_loading:  # nothing is to be saved yet, and C++ answers an exception with a page of text
+        if is_loading:  # there is nothing to save, and C++ would print a page about the exception
             os.write(sys.stderr.fileno(), b"amusd: interrupted\n")
             os._exit(128 + signum)
         raise KeyboardInterrupt(signum)
@@ -70,13 +70,13 @@ def _end(signum: int) -> None:
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Exit code of some work: 2 for a user's mistake, 1 for a failure, both told here."""
+    """Exit code of some work: 2 for a user's mistake, 1 for a failure. Reports both."""
     try:
         return work()
     except ConfigError as error:
         logger.error("%s", error)
         return 2
-    except Exception as error:  # noqa: BLE001 - the end of the work: told in full, and the exit code says so
+    except Exception as error:  # noqa: BLE001 - any error ends the work: it is reported, with an exit code
         if isinstance(error, PeerProtocolError) or not isinstance(error, PeerError) or "\n" in str(error):
             traceback.print_exc()  # a bug, perhaps the other side's
         else:
@@ -86,7 +86,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
 
 def end_of_program(work: Callable[[], int]) -> int:
     """Exit code of a program's work: as `exit_code_of`, or 128 and the number of the signal that ended it."""
-    if sys.stderr is None:  # closed (`2>&-`): or the next file to be opened would take its place
+    if sys.stderr is None:  # closed (`2>&-`): the next file to be opened would take its descriptor
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
         os.set_inheritable(sys.stderr.fileno(), True)
     show_lines()

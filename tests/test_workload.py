@@ -46,6 +46,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], list[dict[str, str]], dict[str, Any]]] 
     ),
     "an unanswered conversation": ({"conversation": [USER, ANSWER, USER, ANSWER]}, [USER, ANSWER, USER], {}),
     "messages with answers": ({"messages": [SYSTEM, USER, ANSWER, USER]}, [SYSTEM, USER], {"later": ("User",)}),
+    "keys that are not needed": ({"prompt": "User", "messages": "text", "turns": 3, "question": {}}, [USER], {}),
     "null": ({"turns": None, "question": "User", "category": None, "messages": None, "conversation": None}, [USER], {}),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""The commands of `amusd`, each a module of its name here, which is imported when it runs.
+"""The commands of `amusd`: each is a module of this package, imported when the command runs.
 
-Its function `run` gets a `Job`, or a folder.
+Its function `run` takes a `Job`, or a folder and the arguments behind it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command, as the command line knows it."""
+    """What the command line knows of a command."""
 
     help: str
     takes: str = ""
     """Arguments in place of `KEY=VALUE ...`; the first is a folder."""
     computes: bool = True
-    """Whether it computes passes. A command that takes a folder does not."""
+    """Whether it computes passes; a command that takes a folder never does."""
     has_result: bool = True
-    """Whether it ends with a result: then it can be swept, and its events are kept."""
+    """Whether it ends with a result. Only then can it be swept, and are its events kept."""
     has_folder: bool = True
     """Whether it leaves a run directory."""
     needs_prompts: bool = False
@@ -42,6 +42,6 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def run_command(name: str, *given: object) -> int:
-    """Exit code of `run` in the command's module. `given`: a `Job`, or a folder and the arguments behind it."""
+    """Run a command with the arguments of its `run`; return its exit code."""
     module = import_module(f"{__name__}.{name.replace('-', '_')}")
     return int(module.run(*given))

@@ -1,7 +1,7 @@
 """`amusd bench`: times of a pass, a draft step and a message, beside their floors and transformers.
 
-Work is timed in turns, so that a drifting machine treats it alike, alone and while the other worker's device computes;
-figures are medians.
+Pieces of work take turns, so that a change in the machine's speed affects all alike. Each is timed alone, and while the
+other worker's device computes. Figures are medians.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ NUM_ROUNDS = 9
 NUM_MESSAGES = 2000
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8
-"""Steps in a row, as in a chain: only the first has to read its weights anew after a pass of the target."""
+"""Steps timed in a row, as in a chain: only the first one finds the target's weights in the CPU's cache."""
 NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
 Drafts: TypeAlias = Mapping[str, ModelRunner]
 Generate: TypeAlias = Callable[[Sequence[int], int], object]
-"""Plain decoding by transformers: a prompt, and the number of tokens."""
+"""Decodes a prompt's answer of so many tokens by transformers."""
 _LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
 
 
@@ -59,14 +59,14 @@ class Work(NamedTuple):
 
     run: Callable[[], object]
     weight_bytes: int
-    """Bytes that a step reads at least."""
+    """Bytes of the weights, which each step reads at least once."""
     num_steps: int = 1
 
 
 def run(job: Job) -> int:
-    """Measure links, then models in this process, whose threads are set. Returns the exit code.
+    """Measure links, then models, and show the result; return the exit code.
 
-    Raises `ConfigError` for what cannot be measured.
+    The number of threads of this process has been set. Raises `ConfigError` for what cannot be measured.
     """
     engine = job.config.engine(max_num_seqs=1)
     warn_of_sharing(engine)
@@ -113,14 +113,14 @@ def beside(engine: EngineConfig) -> Iterator[Surrounding]:
 def measure_links(
     links: Mapping[Any, TransportConfig], hardware: HardwareConfig, num_messages: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and one-way times of each link, or why it does not work here (`unavailable`)."""
+    """Yield each link's name and one-way times, or why it does not work here (`unavailable`)."""
     allowed = allowed_cores()
     measure = partial(measure_one_way, num_messages=num_messages, cores=cores_for("draft", allowed, hardware))
     pin_to(cores_for("target", allowed, hardware))
     for name, link in links.items():
         try:
             taken = dict(zip(_LINK_FIGURES, measure(link), strict=True))
-            if link.kind == "nccl":  # which carries no short message
+            if link.kind == "nccl":  # short messages go by gloo
                 taken["long_one_way_us_p50"] = measure(link, message=LONG)[0]
             yield name, taken
         except (ConfigError, PeerLostError) as error:  # noqa: PERF203 - a link takes seconds
@@ -200,7 +200,7 @@ def time_plain_decoding(target: ModelRunner, generate: Generate | None, prompt: 
 def passes_text(
     work: Mapping[str, Work], alone: Mapping[str, float], slowed: Mapping[str, float], bandwidth: float
 ) -> tuple[str, str]:
-    """A table of milliseconds beside their floors, and by how much the other worker slows them."""
+    """A table of milliseconds beside their floors, and a line about the slow-down by the other worker."""
     lines = []
     for name, ms in alone.items():
         floor = work[name].weight_bytes / bandwidth / 1e6
@@ -213,7 +213,7 @@ def passes_text(
 
 
 def time_in_turns(work: Mapping[str, Work], *surroundings: Surrounding) -> list[dict[str, float]]:
-    """Median milliseconds of each piece of work, which waits for its device, in each of these surroundings."""
+    """Median milliseconds of each piece of work in each surrounding. Work has to wait for its device."""
     taken = [{name: list[float]() for name in work} for _ in surroundings]
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
         show_progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
@@ -241,7 +241,7 @@ def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
         model = model.to(device).eval()
     except torch.OutOfMemoryError:
         return None
-    model.generation_config.eos_token_id = None  # or a run would be shorter than another
+    model.generation_config.eos_token_id = None  # so that all runs have one length
 
     def generate(prompt: Sequence[int], number: int) -> object:
         ids = torch.tensor([prompt], device=device)
@@ -253,7 +253,7 @@ def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
 
 
 def one_pass(model: ModelRunner, prompt: Sequence[int], width: int) -> Work:
-    """A pass of the first `width` tokens of `prompt` behind all of it."""
+    """A pass over the first `width` tokens of `prompt`, behind the whole prompt."""
     return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
 
 
@@ -263,7 +263,7 @@ def _steps(model: ModelRunner, prompt: Sequence[int], number: int) -> Work:
 
 
 def _tree_step(drafter: ModelDrafter, prompt: Sequence[int], width: int) -> Work:
-    """A step of `width` nodes below the root."""
+    """A draft step over `width` nodes below the root."""
 
     def run() -> None:
         if drafter.committed != prompt:

@@ -1,8 +1,9 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
-Contestants of a batch size take turns in rotating order, so that a drifting machine treats them alike. A turn is a
-prompt, or with several answers at a time (`compare.batch_sizes`) a load, whose speed is that of all answers together.
-A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost draft is waited for.
+The contestants of a batch size take turns in rotating order, so that a change in the machine's speed affects all alike.
+In a turn each answers one prompt. With several answers at a time (`compare.batch_sizes`) each answers a load of
+prompts, whose speed is that of all its answers together. A synchronous row shows the fastest of
+`compare.synchronous_lengths`. If the draft is lost, nothing is measured until the next one is there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from amusd.answer import Generation
 from amusd.commands import plots
 from amusd.commands.contestants import Contestant, contestants_of
-from amusd.commands.generate import Encoded, in_flight, scripts_of, unfolded
+from amusd.commands.generate import Encoded, in_flight, options_of, unfolded
 from amusd.commands.job import Done, Job
 from amusd.commands.tables import OF_CATEGORIES, report, summary_of, with_the_best
 from amusd.config import RunConfig, SamplingParams
@@ -33,7 +34,7 @@ from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers of a load for each place of the batch. Towards the end of a load some places are empty."""
+"""Answers in a load per place of the batch. More make the end of a load, when places are empty, count less."""
 LOOK_SECONDS = 0.1
 
 
@@ -43,7 +44,7 @@ def run(job: Job) -> int:
 
 
 def compare(job: Job, engine: Engine) -> Done:
-    """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
+    """Run every contestant on every prompt; keep what was measured if the run is interrupted or killed."""
     comparison, folder = Comparison(engine, job.config, contestants_of(job.config)), job.folder
 
     def keep_answers() -> None:
@@ -52,11 +53,11 @@ def compare(job: Job, engine: Engine) -> Done:
 
     def notes() -> Iterator[str]:
         yield from comparison.refused
-        yield plots.write(lambda: plots.draw_comparison(rows), folder, "comparison")  # once the result is kept
+        yield plots.write(lambda: plots.draw_comparison(rows), folder, "comparison")  # after the result is kept
 
     try:
         for _ in comparison.turns(job.prompts):
-            with suppress(ConfigError):  # what cannot be written is said at the end
+            with suppress(ConfigError):  # raised when it is written at the end
                 keep_answers()
     except BaseException:
         if comparison.plain.answers:
@@ -83,10 +84,10 @@ class Comparison:
     prompts: list[Encoded] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     computes_gaps: bool = True
-    """Whether rows tell by how much the target prefers its own token where answers part."""
+    """Whether rows say by how much the target prefers its own token where answers differ."""
 
     def __post_init__(self) -> None:
-        self._script = scripts_of(self.engine)
+        self._options = options_of(self.engine)
 
     @property
     def plain(self) -> Contestant:
@@ -99,7 +100,7 @@ class Comparison:
         return self.config.sampling.rule != "rejection"
 
     def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
-        """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
+        """Have every contestant answer every prompt; yields after each turn. Raises `ConfigError` if none fits."""
         self._warm_up()
         self.prompts = [encoded for prompt in prompts for encoded in self._unfolded(prompt)]
         if not self.prompts:
@@ -114,13 +115,13 @@ class Comparison:
                 own = [token_ids for _, token_ids in load]
                 answered.append((contestant, *self.answer(contestant, own, self.config.sampling)))
                 num_done += len(load)
-            for contestant, generations, seconds in answered:  # a turn counts as a whole
+            for contestant, generations, seconds in answered:  # an interrupted turn counts for none of them
                 contestant.answers += generations
                 contestant.seconds += seconds
             yield
 
     def _unfolded(self, prompt: WorkloadPrompt) -> Iterator[Encoded]:
-        """Every turn of a conversation. The answers between them are plain decoding's, which are not measured."""
+        """Every turn of a conversation, behind answers of plain decoding that are not measured."""
         said = list[str]()
         for asked, token_ids in unfolded(self.engine, prompt, said, self.refused, raw=self.config.workload.raw):
             yield asked, token_ids
@@ -130,9 +131,9 @@ class Comparison:
                 said.append(plain.text)
 
     def _turns(self) -> Iterator[tuple[list[Contestant], list[Encoded]]]:
-        """Contestants in order, and the prompts that each answers, by batch size; one at a time first."""
+        """The contestants of each turn in their order, and the prompts that each answers; batch size 1 first."""
         for size, own in self._by_size():
-            load = self.prompts * -(-size // len(self.prompts))  # all of its places are taken
+            load = self.prompts * -(-size // len(self.prompts))  # so that the batch has no empty place
             step = 1 if size == 1 else LOAD_SIZE * size
             for turn, start in enumerate(range(0, len(load), step)):
                 first = turn % len(own)
@@ -146,12 +147,9 @@ class Comparison:
         self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
     ) -> tuple[list[Generation], float]:
         """The answers in the order of the prompts, and the seconds from the first request to the last token."""
-        decoding, drafter = contestant.decoding, contestant.drafter
-        references = [self._script(prompt, params, decoding, drafter) for prompt in prompts]
-        submitted = (
-            iter([self.engine.submit(prompt, params, decoding=decoding, drafter=drafter, reference=reference)])
-            for prompt, reference in zip(prompts, references, strict=True)
-        )
+        options = [self._options(prompt, params, contestant.decoding, contestant.drafter) for prompt in prompts]
+        pairs = zip(prompts, options, strict=True)
+        submitted = (iter([self.engine.submit(prompt, params, **own)]) for prompt, own in pairs)
         begin = time.perf_counter()
         answers = list(in_flight(self.engine, submitted, contestant.batch_size))
         return [answer.result() for answer in answers], max(answer.all_tokens_at or begin for answer in answers) - begin
@@ -214,7 +212,7 @@ class Comparison:
                 quartiles = statistics.quantiles(ratios, n=4, method="inclusive")[::2]
         else:
             figures["tokens_per_second"] = figures["num_tokens"] / contestant.seconds
-            # the counts of one answer do not say what its batch mates had the workers do
+            # the workers were also busy with the other answers of the batch
             figures |= dict.fromkeys(("target_idle_fraction", "target_wait_fraction", "draft_idle_fraction"))
         return {
             "contestant": contestant.name,
@@ -251,20 +249,20 @@ class Comparison:
 
 
 def _figures(answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
-    """Figures of one category. `answers`: pairs of plain decoding's and another."""
+    """Figures of one category. `answers`: pairs of plain decoding's answer and the contestant's."""
     figures = total([answer.metrics for _, answer in answers]).as_dict()
     figures["speedup_vs_autoregressive"] = statistics.median(itertools.starmap(speedup, answers))
     return {"num_prompts": len(answers), **{name: figures[name] for name in OF_CATEGORIES}}
 
 
 def speedup(plain: Generation, answer: Generation) -> float:
-    """Time per token of plain decoding over that of another answer, the prompt included."""
+    """Time per token of plain decoding divided by that of another answer; both include the prompt."""
     first, second = (one.metrics.total_ns / one.metrics.num_tokens for one in (plain, answer))
     return first / second
 
 
 def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
-    """Logit of the expected token less that of the found one, where two answers part; infinite if one only ends."""
+    """Logit of the expected token minus that of the found one where they differ; infinite if one begins the other."""
     place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
         return float("inf")

@@ -14,7 +14,7 @@ from amusd.runtime.devices import devices_of
 
 @dataclass(eq=False)
 class Contestant:
-    """One way to decode, and its answers in the order of the prompts, which repeat if it needs more of them."""
+    """One way to decode, and its answers in the order of the prompts, which are repeated to fill a batch."""
 
     decoding: DecodingConfig
     drafter: str | None
@@ -26,19 +26,19 @@ class Contestant:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What names it in a row."""
+        """The fields that name it in a row."""
         return {**settings_of(self.decoding), "drafter": self.drafter, "batch_size": self.batch_size}
 
     @property
     def name(self) -> str:
-        """The name for people."""
+        """Its name in tables and figures."""
         return row_name(self.settings)
 
 
 def contestants_of(config: RunConfig) -> list[Contestant]:
     """For each batch size plain decoding, then each drafter's synchronous lengths and asynchronous policies.
 
-    Plain decoding of one answer at a time comes first. `mode` names the only one to compare with plain decoding.
+    Plain decoding of one answer at a time comes first. A `mode` other than asynchronous leaves the others out.
     """
     decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
     plain = replace(decoding, mode="autoregressive")

@@ -33,9 +33,9 @@ PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "st
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 _MARKS = {True: "ok", False: "FAIL", None: ""}
 _NOTICEABLE = 1.1
-"""Slow-down of a pass that a finding warns of."""
+"""A finding warns if the draft slows a pass by this factor."""
 _COSTLY = 1.3
-"""The same for a second row."""
+"""A finding warns if a pass of two rows takes this many times as long as one of one row."""
 
 Finding: TypeAlias = tuple[str, bool | None, str]
 """One line of the report: its name, whether all is well (None: neither good nor bad), and its text."""
@@ -57,7 +57,7 @@ def _findings(config: EngineConfig) -> Iterator[Finding]:
     machine = [*_guard("devices", _machine(config))]
     yield from machine
     has_devices = machine[-1][1] is not False
-    if not has_devices:  # what else there is to say is found on the CPU
+    if not has_devices:  # all else is checked on the CPU
         hardware = replace(config.hardware, devices=("cpu", "cpu"), num_threads=1)
         config = replace(config, hardware=hardware, target_tensor_parallel_size=1)
     yield from _guard("transport", _links(config))
@@ -97,9 +97,7 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
         if "unavailable" in taken:
             yield f"link {name}", False if name in needed else None, taken["unavailable"]
         else:
-            text = (
-                "{one_way_us_p50:.0f} us one way between two processes, {one_way_us_p99:.0f} us at the 99th percentile"
-            )
+            text = "{one_way_us_p50:.0f} us one way to a process, {one_way_us_p99:.0f} us at the 99th percentile"
             long = "; {long_one_way_us_p50:.0f} us for 64 KiB from GPU to GPU" if "long_one_way_us_p50" in taken else ""
             yield f"link {name}", True, f"{text}{long}".format(**taken)
     devices = link_devices(config)
@@ -120,7 +118,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
     torch.set_num_threads(config.hardware.num_threads)
     device = claim_device(config, "target")
     config = settle(config, device)
-    drafters = load_drafters(config, of_draft)  # first: a wrong one is told before the target's weights are read
+    drafters = load_drafters(config, of_draft)  # first: a mistake is reported before the target's weights are read
     model, tokenizer = load_target(config, device)
     yield "target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}"
     if drafters.tokenizer_hash not in ("", tokenizer.fingerprint):
@@ -167,7 +165,7 @@ def _exactness(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) 
 
 
 def _passes(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Iterator[Finding]:
-    """What a further row costs, and by how much the draft's device slows a pass of the target while it computes."""
+    """The cost of a second row, and by how much the draft's device slows a pass of the target while it computes."""
     passes = {str(rows): one_pass(model, prompt, rows) for rows in (1, 2, config.max_verify_width)}
     with beside(config) as busy:
         alone, slowed = time_in_turns(passes, nullcontext, busy)

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from amusd.answer import Answer, Generation
 from amusd.commands.job import Done, Job
-from amusd.config import DecodingConfig, SamplingParams
+from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.console import percent
-from amusd.engine import Engine
+from amusd.engine import Engine, Options
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, RESULT_FILE, write_json
 from amusd.logs import end_progress, show_progress
@@ -32,32 +32,29 @@ def run(job: Job) -> int:
 
 def generate(job: Job, engine: Engine) -> Done:
     """One answer, streamed, or those of one conversation; the result is the last."""
-    config, said, refused, summaries = job.config, list[str](), list[str](), list[str]()
-    decoding, script, raw = config.decoding(), scripts_of(engine), config.workload.raw
-    engine.encode(job.prompts[0].turns, raw=raw)  # raises for what cannot be answered at all
+    config, asker, summaries = job.config, Asker(engine, job.config), list[str]()
+    engine.encode(job.prompts[0].turns, raw=config.workload.raw)  # raises for what cannot be answered at all
     result: dict[str, Any] = {"complete": True}
-    for prompt, prompt_ids in unfolded(engine, job.prompts[0], said, refused, raw=raw):
+    for answer in asker.conversation(job.prompts[0]):
+        prompt = asker.prompts[answer]
         if config.prompt is None:
             job.console.text("\n\n" * (prompt.turn > 1) + f"> {prompt.text}\n")
-        reference = script(prompt_ids, config.sampling, decoding)
-        answer = engine.stream(prompt_ids, config.sampling, decoding=decoding, reference=reference)
         _show(job, engine, answer)
-        said.append(answer.generation.text)
         summaries.append(_summary(answer.generation))
         result |= answer.generation.as_dict()
         result |= {"turn": prompt.turn, "prompt": prompt.asked} if prompt.turn > 1 else {}
-    return result, "", [*summaries, *refused]
+    return result, "", [*summaries, *asker.refused]
 
 
 def _show(job: Job, engine: Engine, answer: Answer) -> None:
-    """Stream an answer. A part of it is kept when the run is interrupted or killed."""
+    """Stream an answer; keep the part that there is if the run is interrupted or killed."""
     partial_file = job.folder / PARTIAL_FILE
-    partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
+    partial_file.unlink(missing_ok=True)  # a file or link of before this run
     try:
         with job.console.streaming(functools.partial(_status, engine, answer, time.perf_counter())) as write:
             for token in answer:
                 with suppress(OSError), partial_file.open("a", encoding="utf-8") as file:
-                    file.write(token.text)  # if it can take more; a failing result file reports at its end
+                    file.write(token.text)  # a full disk is reported when the result is written
                 write(token.text)
     except BaseException:
         kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
@@ -71,15 +68,49 @@ def _show(job: Job, engine: Engine, answer: Answer) -> None:
 def generate_file(job: Job, engine: Engine) -> Done:
     """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
     config, max_num_seqs, begin = job.config, engine.worker.max_num_seqs, time.perf_counter()
-    out, script, decoding = AnswersFile(config), scripts_of(engine), config.decoding()
-    asked, refused, raw = dict[Answer, WorkloadPrompt](), list[str](), config.workload.raw
+    out, asker = AnswersFile(config), Asker(engine, config)
+    result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
+    result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
+    with out.opened() as file:
+        prompts = prompts_of("generate", config)  # read again: no other run adds to the file now
+        num_turns = sum(prompt.num_turns for prompt in prompts)
+        try:
+            with closing(in_flight(engine, map(asker.conversation, prompts), max_num_seqs)) as answers:
+                for number, answer in enumerate(answers, start=1):
+                    generation = answer.result()
+                    file.write(out.line(asker.prompts.pop(answer), generation.as_dict()))
+                    file.flush()
+                    num_tokens, seconds = result["num_tokens"] + len(generation.token_ids), time.perf_counter() - begin
+                    result |= {"num_answers": number, "num_tokens": num_tokens, "seconds": seconds}
+                    result["tokens_per_second"] = num_tokens / seconds
+                    show_progress(f"{num_tokens / seconds:.1f} tokens/s", number + len(asker.refused), num_turns)
+            result["complete"] = True
+        finally:
+            end_progress()
+            result |= {"num_prompts": len(prompts), "num_refused_prompts": len(asker.refused)}
+            if not result["complete"]:
+                write_json(job.folder / RESULT_FILE, result)
+    text = "{out}: {num_answers} answers, {num_tokens} tokens: {tokens_per_second:.1f} tokens/s"
+    return result, text.format(**result), asker.refused
 
-    def conversation(first: WorkloadPrompt) -> Iterator[Answer]:
-        said = list[str]()
-        for prompt, token_ids in unfolded(engine, first, said, refused, raw=raw):
-            reference = script(token_ids, config.sampling, decoding)
-            answer = engine.submit(token_ids, config.sampling, decoding=decoding, reference=reference)
-            asked[answer] = prompt
+
+class Asker:
+    """Asks an engine the prompts of a run."""
+
+    def __init__(self, engine: Engine, config: RunConfig) -> None:
+        self.prompts = dict[Answer, WorkloadPrompt]()
+        """The prompt of each answer."""
+        self.refused = list[str]()
+        """A line for each prompt or turn that could not be used."""
+        self._engine, self._config, self._options = engine, config, options_of(engine)
+
+    def conversation(self, first: WorkloadPrompt) -> Iterator[Answer]:
+        """The answer to a prompt, then to each further turn of its conversation, asked once the one before is over."""
+        config, said = self._config, list[str]()
+        for prompt, token_ids in unfolded(self._engine, first, said, self.refused, raw=config.workload.raw):
+            options = self._options(token_ids, config.sampling, config.decoding())
+            answer = self._engine.submit(token_ids, config.sampling, **options)
+            self.prompts[answer] = prompt
             yield answer
             if prompt.later:
                 try:
@@ -87,56 +118,34 @@ def generate_file(job: Job, engine: Engine) -> Done:
                 except Exception:  # noqa: BLE001 - raised again in its turn, behind the answers before it
                     return
 
-    result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
-    result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
-    with out.opened() as file:
-        prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
-        num_turns = sum(prompt.num_turns for prompt in prompts)
-        try:
-            with closing(in_flight(engine, map(conversation, prompts), max_num_seqs)) as answers:
-                for number, answer in enumerate(answers, start=1):
-                    generation = answer.result()
-                    file.write(out.line(asked.pop(answer), generation.as_dict()))
-                    file.flush()
-                    num_tokens, seconds = result["num_tokens"] + len(generation.token_ids), time.perf_counter() - begin
-                    result |= {"num_answers": number, "num_tokens": num_tokens, "seconds": seconds}
-                    result["tokens_per_second"] = num_tokens / seconds
-                    show_progress(f"{num_tokens / seconds:.1f} tokens/s", number + len(refused), num_turns)
-            result["complete"] = True
-        finally:
-            end_progress()
-            result |= {"num_prompts": len(prompts), "num_refused_prompts": len(refused)}
-            if not result["complete"]:
-                write_json(job.folder / RESULT_FILE, result)
-    text = "{out}: {num_answers} answers, {num_tokens} tokens: {tokens_per_second:.1f} tokens/s"
-    return result, text.format(**result), refused
 
+def options_of(engine: Engine) -> Callable[..., Options]:
+    """Return `options(prompt, params, decoding, drafter)`, which `Engine.stream` takes beside prompt and parameters.
 
-def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
-    """Return `script(prompt, params, decoding, drafter)`, the reference of a synthetic drafter; empty for others.
-
-    It is plain decoding's answer, which is decoded once and not measured.
+    A synthetic drafter's reference is plain decoding's answer, which is decoded once and not measured.
     """
 
     @functools.cache
     def plain_answer(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         return engine.generate(prompt, params, decoding=DecodingConfig(mode="autoregressive")).token_ids
 
-    def script(
+    def options(
         prompt: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig, drafter: str | None = None
-    ) -> tuple[int, ...]:
-        is_told = decoding.mode != "autoregressive" and SYNTHETIC in ([drafter] if drafter else engine.drafters[:1])
-        return plain_answer(prompt, params) if is_told else ()
+    ) -> Options:
+        is_synthetic = (drafter or next(iter(engine.drafters), None)) == SYNTHETIC
+        reference = plain_answer(prompt, params) if is_synthetic and decoding.mode != "autoregressive" else ()
+        return {"decoding": decoding, "drafter": drafter, "reference": reference}
 
-    return script
+    return options
 
 
 def unfolded(
     engine: Engine, prompt: WorkloadPrompt, said: Sequence[str], refused: list[str], *, raw: bool
 ) -> Iterator[Encoded]:
-    """A prompt and its tokens, then each further turn of its conversation behind the answer before, the last of `said`.
+    """Yield a prompt and its tokens, then each further turn of its conversation.
 
-    It ends at what cannot be used, with a line in `refused`.
+    A turn stands behind the answer to the one before, which is the last of `said` by then. A turn that cannot be used
+    ends the conversation, with a line in `refused`.
     """
     asked: WorkloadPrompt | None = prompt
     while asked is not None:
@@ -151,7 +160,7 @@ def unfolded(
 
 
 def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number: int) -> Generator[Answer, None, None]:
-    """Keep `number` answers in the making; yield those that are over, in the order of their conversations.
+    """Compute `number` answers at a time; yield those that are over, in the order of their conversations.
 
     The next answer of a conversation is asked for when the one before is over.
     """
@@ -169,7 +178,7 @@ def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number:
                     own.extend(islice(rest, 1))
             while flying and flying[0][1][0].is_over:
                 rest, own = flying[0]
-                if len(own) == 1:  # it may be over only since the other conversations were looked at
+                if len(own) == 1:  # it ended after the loop above had looked at it
                     own.extend(islice(rest, 1))
                 yield own.popleft()
                 if not own:
@@ -180,7 +189,7 @@ def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number:
 
 
 def _status(engine: Engine, answer: Answer, begin: float) -> str:
-    """The speed, and the engine's counts, in a line that is short enough for a terminal."""
+    """The speed and the engine's counts in one short line."""
     counts = engine.worker.counts
     parts = [f"{len(answer.token_ids) / (time.perf_counter() - begin):.1f} tokens/s"]
     if counts.num_verified:

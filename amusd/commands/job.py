@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from amusd.workload import WorkloadPrompt
 
 Done: TypeAlias = tuple[dict[str, Any], str, Iterable[str]]
-"""A command's `result.json`, the text that standard output still lacks, and notes about the run."""
+"""A command's result for `result.json`, the text to print at the end, and notes about the run."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Job:
     """Returns the engine of the last job if it has the same configuration."""
 
     def conclude(self, result: dict[str, Any], text: str, notes: Iterable[str] = ()) -> int:
-        """Write the result to `result.json`, and show it even if that fails; return the exit code."""
+        """Write `result.json`, and show the result even if that fails; return the exit code."""
         result["run_dir"] = str(self.folder)
         try:
             write_json(self.folder / RESULT_FILE, result)
@@ -47,7 +47,7 @@ class Job:
     def answer(self, work: Callable[[Job, Engine], Done]) -> int:
         """Do `work` with the engine, and keep and show its result; return the exit code.
 
-        1: no draft is to be had any more, though the result is complete; 2: the events could not be written.
+        1: the result is complete, but the draft was lost and not replaced; 2: the events could not be written.
         """
         engine = self.make_engine()
         draft = engine.draft

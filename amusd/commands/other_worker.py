@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import subprocess
@@ -11,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from amusd.child import command_of
@@ -27,15 +27,15 @@ READY_SECONDS = 60.0
 NUM_WARM_UP_EXCHANGES = 100
 CANDIDATE = Candidate(1, 1, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
 LONG = Features(1, 1, 0, 8, bytes(65_536))
-"""Too long for what a link of NCCL carries by gloo."""
+"""A message so long that an NCCL link carries it by NCCL, not by gloo."""
 _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8))
 _NONCE = 1
 _SIZE = 4096
-"""Rows and columns of the float32 weight, which no cache holds."""
+"""Rows and columns of a float32 matrix that is too large for a cache."""
 _WORK, _REST = b"w", b"r"
 
 Surrounding: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which something is timed."""
+"""Returns a context in which something is timed."""
 
 
 def measure_one_way(
@@ -43,7 +43,7 @@ def measure_one_way(
 ) -> tuple[float, float]:
     """The median and the 99th percentile of half a round trip in microseconds, encoding and decoding included.
 
-    The other process answers a candidate by a verdict, and any other message by itself. `cores`: those of the other
+    The other process answers a candidate by a verdict, and sends any other message back. `cores`: those of the other
     process; empty: any. Raises `ConfigError` when the link does not work here, and `PeerLostError` when the process
     ends or is silent for `ANSWER_SECONDS`.
     """
@@ -70,7 +70,7 @@ def measure_one_way(
 
 @contextmanager
 def neighbour(device: str, cores: AbstractSet[int]) -> Iterator[Surrounding]:
-    """Start a process that rests on the other worker's device; yield `busy`, a context in which it computes.
+    """Start a process that idles on the other worker's device; yield `busy`, a context in which it computes.
 
     `cores`: its own; empty: any. `busy` raises `PeerLostError` when it has ended, or is silent for `READY_SECONDS`.
     """
@@ -100,7 +100,7 @@ def _started(work: str, cores: AbstractSet[int], *settings: Any, **options: Any)
 
 
 def main() -> None:
-    """Be that process, until its parent ends it or is gone."""
+    """Run as that process until the parent ends it or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     work, cores, *settings = json.loads(sys.argv[-1])
     pin_to(set(cores))
@@ -124,10 +124,9 @@ def _compute(num_threads: int, device: str) -> None:
 
     torch.set_num_threads(num_threads)
     rows, weight = (torch.rand(number, _SIZE, device=device) for number in (4, _SIZE))
-    with Path("/dev/stdin").open("rb", buffering=0) as orders:
-        while order := orders.read(1):
-            if order == _WORK:
-                sys.stdout.buffer.write(_WORK)
-                sys.stdout.flush()
-            while order == _WORK and not select.select([orders], [], [], 0.0)[0]:
-                (rows @ weight).sum().item()
+    orders, answers = sys.stdin.fileno(), sys.stdout.fileno()
+    while order := os.read(orders, 1):
+        if order == _WORK:
+            os.write(answers, _WORK)
+        while order == _WORK and not select.select([orders], [], [], 0.0)[0]:
+            (rows @ weight).sum().item()

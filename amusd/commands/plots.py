@@ -31,7 +31,7 @@ FATES: dict[Fate, tuple[str, str]] = {
 }
 EDGES: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
 STYLE: dict[Any, Any] = {"font.size": 9.5, "legend.frameon": False, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
-"""The same data give the same file."""
+"""Makes the same file of the same data."""
 NUM_PASSES = 14
 
 
@@ -119,7 +119,7 @@ def _draw_tracks(axes: Any, part: Timeline, shown_ms: float) -> None:
 
 
 def subplots(width: float, height: float, rows: int = 1) -> tuple[Figure, Any]:
-    """A figure of so many inches, and its axes, one above the other. Raises `ConfigError` without matplotlib."""
+    """A figure (size in inches), and its axes, one above the other. Raises `ConfigError` without matplotlib."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as MplFigure

@@ -1,4 +1,4 @@
-"""`amusd serve`."""
+"""`amusd serve`: an HTTP server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from amusd.errors import ConfigError
 
 
 def run(job: Job) -> int:
-    """Serve; return the exit code. Raises `ConfigError` as `run_server`, or without its packages."""
+    """Serve until a signal; return the exit code. Raises `ConfigError` as `run_server`, or without its packages."""
     try:
         from amusd.serving.server import run_server
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""`amusd simulate`: predicts the best schedule for a machine that need not be there.
+"""`amusd simulate`: predicts the speed of each schedule on a machine that need not be there.
 
-All schedules run on the same answers, one at a time or together: the real workers on virtual time, without a model or
-process.
+All schedules run on the same answers, one at a time or in batches. The workers are the real ones, on virtual time and
+without models or processes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> di
 
 
 def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:
-    """The schedules to try; plain decoding first, the user's own policy last."""
+    """The schedules to try; plain decoding first, the configured policy last."""
     settings, base = config.simulate, replace(config.decoding(), mode="asynchronous")
     waits = sorted({config.min_candidates, *settings.min_candidates})
     found = [replace(base, mode="autoregressive")]
@@ -92,7 +92,7 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
     return {
         **settings_of(decoding),
         "speedup": outcome.tokens_per_second / plain.tokens_per_second,
-        # As in `compare`: the median over the answers, not the ratio of all time.
+        # As in `compare`: the median over the answers, not the ratio of the total times.
         "speedup_vs_autoregressive": statistics.median(ratios),
         "speedup_vs_best_synchronous": None if decoding.mode == "autoregressive" else gain,
         **metrics,
@@ -103,12 +103,12 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
 
 
 def simulator_of(config: RunConfig) -> Simulator:
-    """Make the machine from given or measured times and answers; given values win. Raises `ConfigError`.
+    """Make the simulator from given or measured times and answers; given values win. Raises `ConfigError`.
 
     Passes are as wide as in `compare` for these block lengths.
     """
     settings, seed = config.simulate, config.sampling.seed
-    make_policy(replace(config.decoding(), mode="asynchronous"))  # a mistake in a policy of the user's own
+    make_policy(replace(config.decoding(), mode="asynchronous"))  # raises for a mistake in a user's own policy
     width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
     if config.calibration is not None:
         costs, traces, accept_next = calibrate(Path(config.calibration), config.drafter.kind)

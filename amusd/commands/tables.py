@@ -1,4 +1,4 @@
-"""The rows of `compare` and `simulate`: their names, the best of them, and as text with advice below."""
+"""The rows of `compare` and `simulate`: their names, the best of each kind, and a text with advice below."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
 _ALONE = ("target_idle_fraction", "draft_idle_fraction")
 """Columns hidden if they are."""
 OF_CATEGORIES = ("mean_acceptance_length", "tokens_per_second", "speedup_vs_autoregressive")
-"""Figures that a row also has by category of the prompts."""
+"""Figures that a row also has for each category of prompts."""
 
 
 def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
@@ -84,7 +84,7 @@ COLUMNS = (
 
 
 def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None = None) -> str:
-    """`rows_table`, an advice for each batch size, figures by category, and `summary` in a line."""
+    """The text of all rows: a table, advice for each batch size, figures by category, and `summary` in a line."""
     sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
     advices = {size: advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
@@ -95,9 +95,9 @@ def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None 
 
 
 def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequence[Row] = ()) -> str:
-    """A table of the columns in which any row has a figure, without `hidden` ones, and a legend of their meanings.
+    """A table of the columns in which any row has a figure, without `hidden` ones, and a legend below.
 
-    `leading`: for each row headings and values of columns before these.
+    `leading`: for each row, headings and values of further columns on the left.
     """
     shown = [column for column in COLUMNS if column.name not in hidden and any(map(column.text, rows))]
     lines = [
@@ -164,7 +164,7 @@ def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def advice(rows: Sequence[Row]) -> str:
-    """One sentence: the fastest setting, and what it gains. Empty without a choice; the first row is plain decoding.
+    """One sentence: the fastest setting, and its gain. Empty for plain decoding alone, which is the first row.
 
     `auto`, which has the least to tune, wins among settings that are equally fast.
     """

@@ -1,8 +1,8 @@
 """`amusd trace`: a run's events as a file for trace viewers, a picture and an account. Needs no model and no torch.
 
 In the file, target and draft are processes with the threads `sequence`, `work` and `messages`. A message is a short
-slice, so that its arrow has two ends. The account says what the passes, waits and draft steps of a schedule were, and
-which waits it should have made.
+slice, since an arrow has to end at slices. The account sums up the passes, waits and draft steps of each schedule, and
+counts the passes that should have waited.
 
 References: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -40,8 +40,8 @@ def run(run_directory: Path, wanted: str | None = None) -> int:
     """Write `trace.json` and the figure `timeline` of one sequence into the run directory.
 
     `wanted`: `sequence=N`; by default the last sequence with an asynchronous draft, else with a draft, else the last.
-    The figure shows the last synchronous one above it. What each schedule's passes were is printed. Returns the exit
-    code. Raises `ConfigError` for no run directory or no such sequence.
+    The figure shows the last synchronous one above it. An account of each schedule is printed. Returns the exit code.
+    Raises `ConfigError` for no run directory or no such sequence.
     """
     console, timeline = Console(), _read(run_directory)
     sequences = [event for event in timeline.target if isinstance(event, WholeSequence)]
@@ -119,7 +119,7 @@ def _names(role: str) -> Iterator[_Json]:
 
 
 def _work(role: str, events: Sequence[Event], fates: Mapping[int, Mapping[Fate, int]]) -> Iterator[_Json]:
-    """Spans, and marks of what happened at once. `fates`: of the tokens of draft steps, by their start."""
+    """Spans, and marks of instants. `fates`: those of the tokens of each draft step, by its start."""
     for event in events:
         own = fates.get(event.start_ns, {}) if isinstance(event, DraftStep) else {}
         if event.name in (*SPANS, *TARGET_WORK, *DRAFT_WORK):
@@ -181,9 +181,9 @@ def account(parts: Sequence[Timeline]) -> Iterator[str]:
 
 
 def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[float, int]:
-    """The worth of a first candidate in nanoseconds, and the number of empty passes that one missed by less.
+    """The worth of a first candidate in nanoseconds, and the number of empty passes that one missed by less than this.
 
-    It is worth the time in which as many tokens are committed as first candidates are accepted.
+    Its probability of acceptance is its gain in tokens; the time in which this many tokens are committed is its worth.
     """
     tested = [event.num_accepted > 0 for event in passes if event.num_candidates]
     seconds_ns = sum(own[-1].end_ns - own[0].start_ns for own in (part.passes for part in parts) if own)

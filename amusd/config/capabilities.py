@@ -11,7 +11,7 @@ from amusd.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The defaults are those of a small model with the target's tokenizer. Every kind drafts chains."""
+    """What a kind of drafter can do; all draft chains. Defaults: a small model with the target's tokenizer."""
 
     tree: bool = True
     """It drafts trees: synchronous mode with `tree`, and the policies `branching` and `auto`."""
@@ -22,6 +22,7 @@ class Capabilities:
     has_model: bool = True
     """It is a causal language model on the draft's device."""
     checkpoint: bool = False
+    """It is loaded from a checkpoint, `drafter.model`."""
     any_target: bool = False
     """It fits any target, also random weights (`hardware.synthetic`)."""
 
@@ -38,7 +39,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "synthetic": Capabilities(any_target=True),
     "custom": Capabilities(has_model=False, any_target=True),
 }
-"""By kind of `DrafterConfig`."""
+"""By `DrafterConfig.kind`."""
 
 
 def kinds_with(ability: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Settings of single commands beside those of a pair."""
+"""Settings of single commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from amusd.config.decoding import check_policy
 from amusd.settings import Amount, Count, CountFromZero, Settings, Text
 
 HIDDEN = "(hidden)"
-"""Replaces a secret in a file that others may read."""
+"""Stands for a secret in files that others may read."""
 DEFAULT_PROMPTS = 4
 _Counts: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=1)]
 
@@ -47,7 +47,7 @@ class CompareConfig(Settings):
     policies: tuple[str, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: _Counts = (1,)
-    """Answers at a time; each mode answers all prompts for each of these numbers."""
+    """Numbers of answers at a time; each mode answers all prompts at each of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +88,7 @@ class ServeConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig(Settings):
-    """Engines of `launch/ray_serve.py`, each a replica of Ray Serve. All keys of `amusd serve` hold, too."""
+    """Engines of `launch/ray_serve.py`, each a replica of Ray Serve. All keys of `amusd serve` apply, too."""
 
     section = "ray"
 
@@ -101,14 +101,14 @@ class RayConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateConfig(Settings):
-    """Assumptions of `amusd simulate` beside those at the top level (`verify_ms`), and the values that it tries."""
+    """Assumptions of `amusd simulate` beside those at the top level (`verify_ms` ...), and the values that it tries."""
 
     section = "simulate"
 
     batch_size: Count = 1
     """Answers that are decoded together.
 
-    A calibration knows one at a time: `sequence_ms` and `knee_rows` give the cost of more (`amusd bench` times wider
+    A calibration measures one at a time; `sequence_ms` and `knee_rows` give the cost of more (`amusd bench` times wider
     passes).
     """
     sequence_ms: Amount = 0.0

@@ -20,7 +20,7 @@ AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 MAX_BIASES = 1 << 16
 MAX_TOP_LOGPROBS = 20
 MIN_FACTOR = 1e-6
-"""Smallest divisor of logits that keeps them float32 numbers."""
+"""Smallest divisor that keeps logits finite in float32."""
 _Addend: TypeAlias = Annotated[float, Meta(ge=-1_000_000, le=1_000_000)]
 _Factor: TypeAlias = Annotated[float, Meta(ge=MIN_FACTOR, le=1_000_000)]
 _FanOut: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)]
@@ -29,7 +29,7 @@ _Biases: TypeAlias = Annotated[tuple[tuple[CountFromZero, _Addend], ...], Meta(m
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution(Settings):
-    """The distribution of each token of an answer, and its noise. Both workers apply it."""
+    """The distribution of each token of an answer, and the seed of its noise. Both workers apply it."""
 
     section = "sampling"
 
@@ -109,16 +109,16 @@ class SamplingParams(Distribution):
     logprobs: bool = False
     """Report each token's log-probability: the target's own, before anything above is applied."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    """Report this many most likely tokens with their log-probabilities beside each token, and that token's."""
+    """Report each token's log-probability, and beside it this many most likely tokens with theirs."""
 
     @property
     def distribution(self) -> Distribution:
-        """The part that the draft is told."""
+        """The part that is sent to the draft."""
         return Distribution(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Distribution)})
 
 
 def check_policy(key: str, name: str) -> None:
-    """Raise `ConfigError` unless a policy may be meant. Does not look whether the user's code is there."""
+    """Raise `ConfigError` unless `name` is a policy, or a reference to user code, which is not loaded here."""
     allowed = get_args(AsynchronousPolicy)
     if name not in allowed and not is_reference(name):
         raise ConfigError(f"{key}={shown(name)}: allowed: {', '.join(allowed)}{nearest(name, allowed)}")
@@ -130,10 +130,10 @@ class DecodingConfig(Settings):
 
     mode: Mode = "asynchronous"
     policy: str = "auto"
-    """Asynchronous mode only.
+    """In asynchronous mode, how the draft runs ahead.
 
-    `chain`: the draft follows its best guess; `windowed`: it fills one window while another is verified; `branching`:
-    it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: branching where possible, with
+    `chain`: it follows its best guess; `windowed`: it fills one window while another is verified; `branching`: it
+    prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: branching where possible, with
     waits as long as they pay. Or your own (`docs/writing_a_drafter.md`).
     """
     num_speculative_tokens: Count = 4

@@ -21,7 +21,7 @@ DrafterKind: TypeAlias = Literal[
 ModelShape: TypeAlias = Literal[
     "smollm2-135m", "smollm2-135m-slice", "llama-1b", "llama-8b", "llama-70b", "llama-70b-slice"
 ]
-"""Shapes of public models for random weights; `checkpoints/synthetic.py` has their sizes."""
+"""Shapes of public models, for random weights; `checkpoints/synthetic.py` has their sizes."""
 
 MAX_REMEMBERED = 1 << 20
 """Tokens of earlier answers; the draft needs about 1 KB for each."""
@@ -30,12 +30,12 @@ MIN_VERIFY_WIDTH = 8
 MAX_MATCH = 12
 """Longest suffix in tokens that is looked up."""
 DEFAULT_DRAFTERS: Mapping[str, str] = {
-    "ngram": "drafter=ngram (prompt lookup): none is named, and the embedded draft fits the embedded target alone; "
-    "a small model of the target's family, drafter=FOLDER, is mostly faster",
+    "ngram": "drafter=ngram (prompt lookup): none is named, and the embedded draft fits the embedded target only; "
+    "a small model of the target's family, drafter=FOLDER, is usually faster",
     "synthetic": "drafter=synthetic: none is named, and the target's weights are random; drafter.accept says how "
     "often it is right",
 }
-"""The line for a user who named no drafter, by the kind that is taken where the embedded one does not fit."""
+"""The line for a user who named no drafter, by the kind that replaces the embedded one where that does not fit."""
 _OF_ONE_KIND = {
     **dict.fromkeys(("inner", "inner_device"), "cascade"),
     **dict.fromkeys(("factory", "options"), "custom"),
@@ -58,7 +58,7 @@ class TargetConfig(Settings):
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint. `target=MODEL` is short for both."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """`auto`: bfloat16; on CPUs float32, with float16 weights, where timing finds it quicker."""
+    """`auto`: bfloat16; on CPUs float32 with float16 weights, if that is timed to be faster."""
     model_impl: Literal["auto", "transformers"] = "auto"
     """Forward pass: our lean decoder where it covers the model (`auto`), or transformers' own."""
 
@@ -70,7 +70,7 @@ class TargetConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig(Settings):
-    """A drafter: it proposes candidates."""
+    """A drafter, which proposes candidates."""
 
     section = "drafter"
 
@@ -92,20 +92,21 @@ class DrafterConfig(Settings):
     With 0 `embedded` and `eagle` look nothing up, not even for trees.
     """
     shape: ModelShape | None = None
-    """`synthetic`: model size of a step's cost; None: smaller than a synthetic target, else `embedded`."""
+    """`synthetic`: model whose step it costs; None: one smaller than a synthetic target, else `embedded`."""
     accept: Share = 0.8
     """`synthetic`: probability that a candidate is right; exact with `verify_width=fixed`."""
     remember: Annotated[int, Meta(ge=0, le=MAX_REMEMBERED)] = 0
-    """`ngram`: tokens of earlier answers, other people's too, that are looked up; 0: none."""
+    """`ngram`: number of tokens of earlier answers, other users' too, in which it looks up; 0: none."""
     inner: Text | None = None
     """`cascade`: drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
     inner_device: Device | None = None
     """`cascade`: device of a separate process for `inner`; None: that of `model`."""
     factory: str | None = None
-    """`custom`: what makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
+    """`custom`: the function that makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """`custom`: its keyword arguments."""
     address: Address | None = None
-    """`tcp://HOST:PORT` of an `amusd draft`, which has the model; None: a process is started for it."""
+    """`tcp://HOST:PORT` of an `amusd draft`, which has the model; None: start a process for it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +127,7 @@ class DrafterConfig(Settings):
         self.require(self.kind != "custom" or bool(self.factory), "factory", "required with drafter=custom")
 
     def for_target(self, target: TargetConfig, hardware: HardwareConfig) -> DrafterConfig:
-        """The same with the kind that fits this target where none is named."""
+        """The same, with the kind that fits this target if none is named."""
         if self.kind != "auto":
             return self
         random = hardware.synthetic is not None
@@ -169,7 +170,7 @@ class TransportConfig(Settings):
     keys: Text | None = None
     """A folder of `amusd keys FOLDER`: encrypt the link over TCP, and let in only owners of its keys."""
     delay_ms: Annotated[float, Meta(ge=0, le=10_000)] = 0.0
-    """Delay of each message, to try distance on one machine."""
+    """Delay added to each message, to try a distance on one machine."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,7 +201,7 @@ class HardwareConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKeys(Settings):
-    """The parts of an engine that a run names in the same way."""
+    """The settings that an engine and a run have in common."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -231,9 +232,9 @@ class EngineConfig(EngineKeys):
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
     """Drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
     max_verify_width: Length = MIN_VERIFY_WIDTH
-    """Most rows of a target pass: the last committed token and its candidates."""
+    """Most rows of a target pass: the last committed token and the candidates behind it."""
     fits_memory: bool = False
-    """Whether the draft shortens its caches to what half of its device's free memory holds."""
+    """Whether the draft shortens its caches to fit half of the free memory of its device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -263,5 +264,5 @@ class EngineConfig(EngineKeys):
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute: the target's, then the draft's one."""
+        """Number of processes that compute: the target's ranks and the draft."""
         return self.target_tensor_parallel_size + 1

@@ -1,6 +1,6 @@
-"""Code from outside the package that a setting names: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
+"""User code that a setting names: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
 
-Naming it runs it, as `import` does. Modules are found on Python's path, which does not include the current directory.
+Loading it runs it, as `import` does. Modules are found on Python's path, which does not include the current directory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _REFERENCE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
 
 def is_reference(text: str) -> bool:
-    """Whether it is `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
+    """Whether `text` has the form `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 @functools.cache
 def load_function(key: str, named: str) -> Callable[..., Any]:
-    """Import the function that `named` stands for; a file is run once. Raises `ConfigError`, one line."""
+    """Import the function that `named` refers to; a file is run once. Raises `ConfigError`, one line."""
     if not is_reference(named):
         raise ConfigError(f"{key}={shown(named)}: allowed: MODULE:FUNCTION, FILE.py:FUNCTION")
     place, _, name = named.rpartition(":")
@@ -45,7 +45,7 @@ def load_function(key: str, named: str) -> Callable[..., Any]:
 
 
 def call(key: str, named: str, kinds: tuple[Any, ...], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a user's function; return its result. Raises `ConfigError`, one line, if that has none of these kinds."""
+    """Call a user's function; return its result. Raises `ConfigError`, one line, if it has none of these types."""
     with failing_in_one_line(key, named):
         made = function(*args, **options)
     if not isinstance(made, kinds):
@@ -56,7 +56,7 @@ def call(key: str, named: str, kinds: tuple[Any, ...], function: Callable[..., A
 
 @contextmanager
 def failing_in_one_line(key: str, named: str) -> Iterator[None]:
-    """Turn errors of the user's code into a `ConfigError` with the place, raised from the error."""
+    """Turn an error in user code into a `ConfigError` that names its place, raised from the error."""
     try:
         yield
     except AmusdError:

@@ -1,4 +1,4 @@
-"""All that a user can set, and the parts of it that a command takes."""
+"""All that a user can set, and the parts that each command takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amusd.settings import Amount, PositiveAmount, Share
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(DecodingConfig, EngineKeys):
-    """Everything that a command line can set. The keys of a schedule and of an engine stand at the top level."""
+    """Everything that a command line can set. The keys of a schedule and of an engine are at the top level."""
 
     prompt: str | None = None
     """`generate`: the user's message; None: the first prompt of the workload."""
@@ -27,20 +27,20 @@ class RunConfig(DecodingConfig, EngineKeys):
     go on with it if it exists.
     """
     listen: Address | None = None
-    """`draft`: `tcp://HOST:PORT` where targets come that say it as `drafter.address`."""
+    """`draft`: `tcp://HOST:PORT` to listen on, for targets that name it as `drafter.address`."""
     output: Literal["text", "json"] = "text"
     run_dir: str | None = None
     """The folder of the run's files; None: `runs/<date>-<short hash>`."""
     accept: Share | None = None
-    """`drafter=synthetic`: short for drafter.accept. `simulate`: the share of right draft tokens."""
+    """`drafter=synthetic`: short for drafter.accept. `simulate`: share of draft tokens that are right."""
     verify_ms: PositiveAmount | None = None
-    """`simulate`: time of one target pass; required unless `calibration` says it."""
+    """`simulate`: time of one target pass; required without `calibration`."""
     draft_ms: PositiveAmount | None = None
-    """`simulate`: time of the draft for one token; required unless `calibration` says it."""
+    """`simulate`: the draft's time for one token; required without `calibration`."""
     delay_ms: Amount | None = None
     """`simulate`: time of a message, one way; None: as calibrated, else 0."""
     calibration: str | None = None
-    """`simulate`: a run directory that gives times and outcomes not given here."""
+    """`simulate`: a run directory, whose times and outcomes hold where none are given."""
     max_verify_width: Length | None = None
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
@@ -66,7 +66,7 @@ class RunConfig(DecodingConfig, EngineKeys):
         return dataclasses.replace(self, serve=serve)
 
     def decoding(self) -> DecodingConfig:
-        """The schedule part."""
+        """The settings of the schedule."""
         return DecodingConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(DecodingConfig)})
 
     def synchronous_lengths(self) -> tuple[int, ...]:
@@ -105,9 +105,9 @@ class RunConfig(DecodingConfig, EngineKeys):
         return dataclasses.replace(engine, drafters=()) if has_none else engine
 
     def engine(self, *, longest_block: int | None = None, max_num_seqs: int | None = None) -> EngineConfig:
-        """The part an engine is built from.
+        """The configuration of an engine.
 
-        `longest_block`: candidates per verification that have to fit. `max_num_seqs`: replaces the key.
+        `longest_block`: candidates per verification that have to fit. `max_num_seqs`: used in place of the key.
         """
         if longest_block is None:
             in_blocks = self.mode == "synchronous" or self.asynchronous_policies() == ("windowed",)

@@ -7,14 +7,14 @@ Rules
     V1  vLLM decides every token, by its own acceptance rule. The proposer cannot change a text.
     V2  A row has no name, so it is known by its tokens: a row belongs to the sequence whose tokens it begins with.
         Sequences that no row belongs to are closed before new ones are opened.
-    V3  A draft that is slow, silent or lost costs candidates, never a pass: nothing is waited for beyond `wait_ms`, and
-        a lost draft is replaced.
+    V3  A draft that is slow, silent or lost costs candidates, never a pass: a pass waits for `wait_ms` at most, and a
+        lost draft is replaced.
     V4  Unless it drafts chains, the draft drafts a tree, so that candidates are at hand after most of vLLM's choices.
         vLLM takes a chain for each row: the tree's likeliest path.
-    V5  While the batch has more than `draft_up_to_rows` rows, no verdicts are sent: its sequences are paused, and go
-        on with all that was committed meanwhile when the batch has shrunk.
+    V5  While the batch has more than `draft_up_to_rows` rows, no verdicts are sent. When the batch has shrunk, its
+        sequences go on with all that was committed meanwhile.
 
-This module does not import vLLM, whose objects it reads as they come (checked with vLLM 0.32, model runner V1).
+This module does not import vLLM; it reads the objects that vLLM passes (checked with vLLM 0.32, model runner V1).
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ from amusd.runtime.remote_drafter import LOOKAHEAD
 from amusd.tracing.recorder import Recorder
 
 FAN_OUT = 8
-"""Most guesses behind a token."""
+"""Most candidates behind a token."""
 QUIET_SECONDS = 1.0
-"""A draft that owes an answer for longer gets reminders alone, so that its link does not fill.
+"""A draft that owes an answer for longer gets only reminders, so that its link does not fill.
 
 After `SILENCES` times as long it counts as lost.
 """
 PAD = 0
-"""Token id that fills a list up, below every vocabulary."""
+"""Token id that fills up a list of candidates; every vocabulary has it."""
 
 Ids = npt.NDArray[np.int32]
 
 
 @dataclass
 class Counts:
-    """What became of the passes' rows that could have had candidates."""
+    """Counts of rows that could have had candidates, and of these candidates."""
 
     rows: int = 0
-    """Rows that vLLM asked for, once each pass, in a batch of up to `draft_up_to_rows`."""
+    """Rows for which vLLM asked for candidates, summed over passes of up to `draft_up_to_rows` rows."""
     rows_without: int = 0
-    """Those for which nothing had arrived, or nothing that still fitted."""
+    """Rows for which nothing that fitted had arrived."""
     proposed: int = 0
-    """Candidates; not what fills a list up."""
+    """Candidates, without what fills up a list."""
     accepted: int = 0
     """Candidates that vLLM accepted."""
     waited_seconds: float = 0.0
     losses: int = 0
-    """Drafts that were lost."""
+    """Number of lost drafts."""
 
 
 class _Row(DraftedSequence):
     """A row of vLLM's batch that the draft works on."""
 
     text: Ids
-    """What is committed, as far as the draft was told."""
+    """The committed text that the draft was told."""
     num_proposed = 0
     """Candidates in the last pass."""
 
@@ -97,17 +97,17 @@ class Batch:
     """Most candidates of a row in a pass."""
     counts: Counts = field(default_factory=Counts)
     _rows: list[_Row | None] = field(default_factory=list)
-    """By their index in the last pass; None: without a sequence."""
+    """By their index in the last pass; None: a row without a sequence."""
 
     @property
     def connection(self) -> Connection:
-        """That to the draft."""
+        """The connection to the draft."""
         return self.client.connection
 
     def propose(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         """Candidates behind each row's text, a list for each row.
 
-        `num_new`: how many tokens the last pass added to each; 0: its prompt is not taken in yet, and it wants none.
+        `num_new`: tokens that the last pass added to each; 0: the row's prompt is not computed yet, and it wants none.
         """
         self._rows = self._matched(texts)
         self._count_accepted(num_new)
@@ -128,7 +128,7 @@ class Batch:
     def _drafted(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         if not self.client.look_for_next() and self.connection.failure is not None:
             warn_once(f"vLLM goes on without a draft: {self.connection.failure}")
-        self.client.drain()  # an answer that came during the pass, or the draft would seem silent
+        self.client.drain()  # an answer may have come during the pass: else the draft would seem silent
         self._follow(texts)
         self._await_candidates(num_new)
         self.client.settle(waits=False)
@@ -150,7 +150,7 @@ class Batch:
         return [*candidates[: self.num_candidates]]
 
     def _follow(self, texts: Sequence[Ids]) -> None:
-        """Have a sequence for each row, as far as there is room, and tell the draft what is new (V2)."""
+        """Open a sequence for each new row if there is room, and tell the draft what is new in the others (V2)."""
         num_open = sum(row is not None for row in self._rows)
         for index, text in enumerate(texts):
             row, has_room = self._rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
@@ -173,7 +173,7 @@ class Batch:
         return row
 
     def _matched(self, texts: Sequence[Ids]) -> list[_Row | None]:
-        """The sequence of each row: that of the same index, else the longest that fits. The others are closed."""
+        """The sequence of each row: that of the same index if it fits, else the longest that does. Others close."""
         rows: list[_Row | None] = [None] * len(texts)
         left = {index: row for index, row in enumerate(self._rows) if row is not None}
         for index, text in enumerate(texts):
@@ -188,7 +188,7 @@ class Batch:
         return rows
 
     def _await_candidates(self, num_new: Sequence[int]) -> None:
-        """Wait for `min_candidates` of each row for `wait_ms` at most."""
+        """Wait until each row has `min_candidates`, for `wait_ms` at most."""
         clock, number = self.client.recorder.now_ns, min(self.settings.min_candidates, self.num_candidates)
         asking = [row for row, new in zip(self._rows, num_new, strict=True) if row is not None and new]
         start_ns = now_ns = clock()
@@ -202,7 +202,7 @@ class Batch:
 
 
 class AsyncProposer:
-    """vLLM's proposer of candidates that a draft process has made meanwhile.
+    """vLLM's proposer: gives it the candidates that a draft process has made meanwhile.
 
     Its settings are those of `ProposerConfig`, in vLLM's `additional_config` under `amusd`.
     """
@@ -211,10 +211,10 @@ class AsyncProposer:
         """Start the draft, and wait until it has loaded. Raises `ConfigError`, and `PeerError` if it does not come."""
         self._running = ExitStack()
         self.batch: Batch | None = None
-        self.compilation = vllm_config.compilation_config  # vLLM settles its mode later
+        self.compilation = vllm_config.compilation_config  # vLLM sets its mode later
         parallel = vllm_config.parallel_config
         if parallel.rank % parallel.tensor_parallel_size:
-            return  # vLLM takes the candidates of the first rank alone
+            return  # vLLM takes the candidates of the first rank only
         settings = settings_of(vllm_config)
         engine = settings.engine(vllm_config)
         fingerprint = load_tokenizer(vllm_config.model_config.model).fingerprint
@@ -232,7 +232,7 @@ class AsyncProposer:
             self._running = running.pop_all()
 
     def load_model(self, model: Any) -> None:
-        """Nothing: the draft's process has loaded its model. vLLM calls this on CPUs."""
+        """Do nothing: the draft's process has loaded its model. vLLM calls this on CPUs."""
 
     def propose(
         self,
@@ -243,8 +243,8 @@ class AsyncProposer:
     ) -> list[list[int]]:
         """Candidates for the next pass, a list for each row.
 
-        `sampled_token_ids`: what the last pass added to each. `token_ids_cpu`: [rows, columns], the tokens of each, of
-        which the first `num_tokens_no_spec` count.
+        `sampled_token_ids`: what the last pass added to each row. `token_ids_cpu`: [rows, columns], of which the first
+        `num_tokens_no_spec` of each row are its tokens.
         """
         if self.batch is None:
             return [[] for _ in sampled_token_ids]
@@ -252,15 +252,15 @@ class AsyncProposer:
         found = self.batch.propose(texts, [len(new) for new in sampled_token_ids])
         if len(texts) > self.batch.settings.draft_up_to_rows or not self.compilation.cudagraph_mode.separate_routine():
             return found
-        # A full graph of a decoding pass takes rows of one length alone.
+        # A full graph of a decoding pass needs rows of one length.
         rows = zip(found, sampled_token_ids, strict=True)
         return [[*each, *repeat(PAD, self.batch.num_candidates - len(each))] if new else each for each, new in rows]
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What became of the rows so far; see `Counts`."""
+        """The fields of `Counts` so far."""
         return {} if self.batch is None else asdict(self.batch.counts)
 
     def close(self) -> None:
-        """End the draft. Idempotent; the end of vLLM's process ends it, too."""
+        """End the draft, as the end of vLLM's process does. Idempotent."""
         self._running.close()

@@ -24,35 +24,35 @@ class ProposerConfig(Settings):
     section = "amusd"
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
-    """As of `amusd`: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... One that reads no hidden states."""
+    """As elsewhere: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... It must not read hidden states."""
     keys: Text | None = None
     """Folder of `amusd keys FOLDER`, for a drafter with an `address` on another machine."""
     device: Device | None = None
-    """The draft's device, as vLLM's process counts them; None: the first GPU that vLLM leaves, or on CPUs `cpu`."""
+    """The draft's device, as vLLM's process numbers them; None: the first GPU that vLLM leaves, `cpu` on CPUs."""
     cores: tuple[CountFromZero, ...] = ()
     """CPU cores of the draft, which vLLM must not use; empty: the last one of vLLM's process."""
     rows_per_step: Width = 8
     """Most tokens that the draft computes for a row in one step, to be ready for vLLM's choice; 1: a chain."""
     min_chance: Share = 0.2
-    """A candidate is proposed only if the draft's probability of it and all before it is no lower."""
+    """A candidate is proposed only if the draft gives it and all before it at least this probability."""
     wait_ms: Amount = 0.0
-    """How long a pass may wait, at most, for `min_candidates` of each row."""
+    """Longest that a pass waits for `min_candidates` of each row."""
     min_candidates: Count = 1
-    """What it waits for."""
+    """Candidates of each row for which a pass waits, `wait_ms` at most."""
     draft_up_to_rows: Count = 16
     """Nothing is drafted or sent while vLLM's batch has more rows."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 16
     """Rows that are drafted for at a time; further ones get no candidates."""
     max_model_len: Length | None = None
-    """Longest row that is drafted for, in tokens; None: what half of the free memory of the draft's device holds."""
+    """Longest row, in tokens, that is drafted for; None: what half of the free memory of the draft's device holds."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long vLLM's start waits for the draft to load."""
 
     def engine(self, vllm_config: Any) -> EngineConfig:
         """The configuration of the draft's process. Raises `ConfigError`."""
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
-        if (number := parallel.pipeline_parallel_size) > 1:  # whose batches take turns
-            allowed = "allowed with AsyncProposer, which has to see every row after each pass: 1"
+        if (number := parallel.pipeline_parallel_size) > 1:  # its batches take turns
+            allowed = "AsyncProposer has to see every row after each pass; allowed: 1"
             raise ConfigError(f"pipeline_parallel_size={number}: {allowed}")
         is_named = self.drafter.kind not in ("auto", "synthetic")
         self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
@@ -77,7 +77,7 @@ class ProposerConfig(Settings):
     def _gpu_beside(self, parallel: Any) -> str:
         """The first visible GPU that no rank of vLLM has. Raises `ConfigError` where none is known to be free."""
         visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count_gpus())))).split(",")
-        # An engine of one data-parallel rank is told of no others, but for the most that there may be.
+        # The engine of a data-parallel rank knows of the others only how many there may be.
         num_ranks = parallel.local_world_size * (parallel.elastic_ep_max_dp_size or parallel.data_parallel_size)
         taken = [*map(str, parallel.assigned_physical_gpu_ids or visible[:num_ranks])]
         free = [f"cuda:{index}" for index, name in enumerate(visible) if name not in taken]
@@ -92,5 +92,5 @@ def settings_of(vllm_config: Any) -> ProposerConfig:
     given = vllm_config.additional_config
     found = given.get(ProposerConfig.section, {}) if isinstance(given, Mapping) else {}
     if not isinstance(found, Mapping):
-        raise ConfigError(f"amusd={shown(found)}: a mapping of settings")
+        raise ConfigError(f"amusd={shown(found)}: expected a mapping of settings")
     return from_mapping(ProposerConfig, found)

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -92,6 +92,8 @@ class DraftServer:
     """Whether its target has started it: it serves one session, and the target reports its failures."""
     last_code: int | None = None
     """Exit code of the draft before, if there was one."""
+    recorder: Recorder = field(default_factory=partial(Recorder, "draft"))
+    """Records all sessions; the target of an own draft names the folder of its events."""
 
     def run(self, prepared: Offer | None = None) -> int:
         """Load unless that has been done, and serve; return the exit code.
@@ -126,11 +128,12 @@ class DraftServer:
 
     def serve_target(self, link: Transport, offer: Offer | Exception) -> int | None:
         """Draft for the next target until it is done; return the exit code, or None if it left without a hello."""
-        recorder = Recorder("draft")
+        recorder = self.recorder
         try:
             if (hello := _hello(link)) is None:
                 return None
-            recorder = self.recorder_of(hello)
+            if self.is_own:
+                recorder.events_path = hello.events
             if isinstance(offer, Exception):
                 raise offer
             own = DraftHello(hello.incarnation, offer.tokenizer_hash, tuple(offer.drafters), os.getpid())
@@ -146,10 +149,6 @@ class DraftServer:
             recorder.flush()
             return self._failed(error, recorder)
         return 0
-
-    def recorder_of(self, hello: TargetHello) -> Recorder:
-        """The recorder of a session."""
-        return Recorder("draft", hello.events if self.is_own else None)
 
     def _failed(self, error: Exception, recorder: Recorder) -> int:
         """Show the error if no one else does, and return the exit code. A second failure in a row has no traceback."""

@@ -1,4 +1,4 @@
-"""The routes, and the checks before them."""
+"""The routes of the server, and the checks before them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _routes(service: Service) -> Starlette:
 
 
 async def _body(request: Request) -> bytes:
-    """The body. Raises `RequestError` if it is too large, or of a type that a page of another site can send."""
+    """The body. Raises `RequestError` if it is too large, or of a type that another site's page could send."""
     where, content = f"{request.method} {request.url.path}", bytearray()
     if "json" not in request.headers.get("content-type", ""):
         raise RequestError(f"{where}: the body must be sent as Content-Type: application/json")
@@ -113,7 +113,7 @@ def error_response(error: RequestError) -> Response:
 _HANDLERS: dict[Any, Any] = {
     RequestError: lambda _request, error: error_response(error),
     HTTPException: _http_error,
-    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `make_app`
+    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # also raised, up to `make_app`
 }
 
 
@@ -130,7 +130,7 @@ def make_app(service: Service) -> ASGIApp:
             await routes(scope, receive, send)
         except RequestError as error:
             await error_response(error)(scope, receive, send)
-        except Exception as error:  # noqa: BLE001 - told here; uvicorn would print the message, which may be of a request
+        except Exception as error:  # noqa: BLE001 - uvicorn would print its message, which may quote a request
             frame = traceback.extract_tb(error.__traceback__)[-1]
             logger.error(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
 
@@ -138,7 +138,7 @@ def make_app(service: Service) -> ASGIApp:
 
 
 def _check(scope: Scope, config: ServeConfig) -> None:
-    """Raise `RequestError` for a request without the key, or, where there is none, for another host's name."""
+    """Raise `RequestError` for a request without the key; if there is no key, for one that names another host."""
     headers, key = dict(scope["headers"]), config.api_key
     name = re.sub(r":\d*$", "", headers.get(b"host", b"localhost").decode("latin-1"))
     host = name.strip("[]").rstrip(".").lower()

@@ -20,7 +20,7 @@ _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 
 
 class ServerMetrics(Collector):
-    """Counts since the server began, for the event loop's thread; the engine's are read on request."""
+    """Counts since the server's start, used in the event loop's thread. The engine's counts are read on request."""
 
     def __init__(self, model: str, engine: Engine) -> None:
         self._model, self._engine = model, engine
@@ -66,11 +66,11 @@ class ServerMetrics(Collector):
             yield family
 
     def answered(self, began: float) -> None:
-        """The first token of an answer came, whose request came at `began` (`time.perf_counter`)."""
+        """Record the first token of an answer. `began`: when its request came (`time.perf_counter`)."""
         self._first_token.observe(time.perf_counter() - began)
 
     def finished(self, generation: Generation) -> None:
-        """An answer is complete."""
+        """Record a complete answer."""
         self._success.labels(self._model, FINISH_REASONS[generation.finish_reason]).inc()
         for position, number in enumerate(generation.metrics.accepted_by_position):
             self._accepted_at.labels(self._model, position).inc(number)
@@ -78,7 +78,7 @@ class ServerMetrics(Collector):
             self._between.observe(gap_ns / 1e9)
 
     def ended(self, began: float, is_whole: bool) -> None:
-        """A request that came at `began` (`time.perf_counter`) is over."""
+        """Record the end of a request. `began`: when it came (`time.perf_counter`)."""
         if is_whole:
             self._latency.observe(time.perf_counter() - began)
         else:

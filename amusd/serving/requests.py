@@ -1,7 +1,7 @@
 """Request bodies of OpenAI's protocol, with vLLM's additions. Pure.
 
-A declared field has its effect. Others are dropped if they cannot change an answer (`_WITHOUT_EFFECT`, and values that
-ask for nothing), else refused. Unknown fields of messages and their parts are dropped.
+A declared field has its effect. Any other is refused, unless it cannot change an answer (`_WITHOUT_EFFECT`, and values
+that ask for nothing): then it is dropped. Unknown fields of messages and of their parts are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RANDOM_SEEDS = 1 << 31
 SEED_MASK = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9
 _MAX_NESTED = 1 << 14
-"""Arrays and objects of a body. More would hold up all others while they are read."""
+"""Most arrays and objects in a body. Reading more would hold up all other requests."""
 _HALF_A_PAIR = re.compile(rb"\\u[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|[c-fC-F]..)")
 _WITHOUT_EFFECT = frozenset(
     """
@@ -101,7 +101,7 @@ _Stop: TypeAlias = Annotated[str, Meta(max_length=STOP_CHARACTERS)]
 
 
 class _Request(Struct, kw_only=True):
-    """The fields of both endpoints. A null is as if left out."""
+    """The fields of both endpoints. A null counts as absent."""
 
     model: str | None = None
     max_tokens: _Tokens | None = None
@@ -111,7 +111,7 @@ class _Request(Struct, kw_only=True):
     """Above 0 only with `ignore_eos` and without `stop`."""
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_p: Share = 1.0
-    """0: the likeliest token."""
+    """0: the most likely token alone."""
     top_k: Annotated[int, Meta(ge=-1)] = 0
     """0 or -1: all tokens."""
     min_p: Share = 0.0
@@ -125,10 +125,10 @@ class _Request(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1)] = 1
     stream: bool = False
     stream_options: dict[str, bool | None] = {}
-    """`include_usage`: a last chunk with the usage. Other switches have no effect."""
+    """`include_usage`: a last chunk with the usage. Others have no effect."""
     mode: Mode | None = None
     token_sources: bool = False
-    """Say of each token who proposed it."""
+    """Report for each token which model proposed it."""
 
 
 class ChatRequest(_Request):
@@ -180,14 +180,14 @@ Body: TypeAlias = ChatRequest | CompletionRequest
 
 def read(kind: type[Body], content: bytes) -> Body:
     """The request that a body asks for. Raises `RequestError`."""
-    if _num_nested(content) > _MAX_NESTED:  # as a text may have
+    if _num_nested(content) > _MAX_NESTED:  # counts those within strings, too
         bare = content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
         if _num_nested(b"".join(bare)) > _MAX_NESTED:
             raise RequestError("the body has too many values", status=413)
     try:
         given = msgspec.json.decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        half = _HALF_A_PAIR.search(content)  # which msgspec also calls truncated
+        half = _HALF_A_PAIR.search(content)  # msgspec calls it truncated
         reason = f"{half[0][:6].decode('latin-1')} is half of a surrogate pair" if half else error
         raise RequestError(f"the body is not JSON: {reason}") from None
     if not isinstance(given, dict):
@@ -234,7 +234,7 @@ def _mistake(told: str) -> RequestError:
 
 
 def sampling_params(request: Body, max_length: int) -> SamplingParams:
-    """Parameters of a request's first choice; each further one has the next seed. Raises `RequestError`.
+    """Sampling parameters of a request's first choice; the next ones have the next seeds. Raises `RequestError`.
 
     `max_length`: tokens of prompt and answer together.
     """
@@ -243,7 +243,7 @@ def sampling_params(request: Body, max_length: int) -> SamplingParams:
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs: needs logprobs=true", "top_logprobs")
     if request.min_tokens > (max_tokens if request.ignore_eos and not request.stop else 0):
-        message = "min_tokens: needs ignore_eos=true, no stop, and max_tokens that are not fewer"
+        message = "min_tokens: needs ignore_eos=true, no stop, and at least as many max_tokens"
         raise RequestError(message, "min_tokens", "unsupported_parameter")
     names = {each.name for each in fields(SamplingParams)} & {*request.__struct_fields__}
     own = {name: getattr(request, name) for name in names} | {
@@ -261,7 +261,7 @@ def sampling_params(request: Body, max_length: int) -> SamplingParams:
 
 
 def config_error(error: ConfigError, param: str | None = None) -> RequestError:
-    """The client's mistake that the engine found, with the key that begins its message; else `param`."""
+    """The client's mistake that the engine found. `param`: its field, by default the key that begins the message."""
     message = str(error).removeprefix("sampling.")
     found = re.match(r"(\w+)(?==|: )", message)
     if found is not None and param is None:

@@ -1,8 +1,8 @@
-"""Tokens to the objects and chunks of OpenAI's protocol. Pure.
+"""From tokens to the objects and chunks of OpenAI's protocol. Pure.
 
-A stream is `opening` and any number of `more`; `whole` has the same in one object. Tokens without text wait for the
-next. `metrics.speculative_decoding` lies at the root of `whole` and of a stream's last chunk, where benchmark clients
-look for it.
+A stream is `opening` and any number of `more`; `whole` has the same in one object. Tokens without text are sent with
+the next text. `metrics.speculative_decoding` is at the root of `whole` and of a stream's last chunk, where benchmark
+clients look for it.
 """
 
 from __future__ import annotations

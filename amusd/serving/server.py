@@ -32,22 +32,23 @@ from amusd.serving.responses import encoded
 from amusd.serving.service import Service
 
 CLIENT_SECONDS = 30.0
-"""How long a client may take to send the head or the body of a request, or to read anything of an answer."""
+"""Longest that a client may take to send the head or the body of a request, or to read any part of an answer."""
 LOOK_SECONDS = 0.25
 MOST = 1024
+"""Connections at a time, or more if the queue of requests needs them."""
 SPARE_DESCRIPTORS = 24
-"""Kept for the next draft, and for connections that are being refused."""
+"""Kept free for the next draft, and for connections that are being refused."""
 _IDLE_LOOK_SECONDS = 0.02
 _END_SECONDS = 1.0
 _QUEUE = 1024
-"""Connections that the system keeps until they are accepted."""
+"""Connections that wait to be accepted."""
 
 
 def run_server(config: RunConfig, make_engine: Callable[[], Engine]) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP; for the main thread. A second signal has its default effect.
+    """Serve until SIGINT, SIGTERM or SIGHUP, in the main thread. A second signal has its default effect.
 
-    `make_engine` is called in another thread. Raises `ConfigError` for an address that is unavailable, or open without
-    a key, before anything is loaded; and what `make_engine` raises.
+    `make_engine` is called in another thread. Raises `ConfigError` before anything is loaded if the address is
+    unavailable, or open to others without a key; and what `make_engine` raises.
     """
     host = config.serve.host
     if config.serve.api_key is None and not is_here(host):
@@ -85,25 +86,25 @@ class HttpServer(uvicorn.Server):
     """Uvicorn without its own lines. At the first signal it lets answers end before it ends itself."""
 
     def __init__(self, service: Service) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app tells what went wrong
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app logs what went wrong
         connection = partial(Connection, most_connections(2 * service.room))
         super().__init__(
             uvicorn.Config(
                 make_app(service),
                 http=connection,  # type: ignore[arg-type]  # it makes a protocol
-                backlog=1,  # accepted at once: each is a descriptor before it is counted
+                backlog=1,  # a connection takes a descriptor before it is counted
                 access_log=False,
                 lifespan="off",
                 log_config=None,
                 server_header=False,
-                timeout_graceful_shutdown=1,  # for what is no answer: pages that watch
+                timeout_graceful_shutdown=1,  # only pages that watch the timeline are left
                 ws="none",
             )
         )
         self._service = service
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and log the address."""
         await super().startup(sockets)
         assert sockets is not None
         sockets[0].listen(_QUEUE)
@@ -119,12 +120,12 @@ class HttpServer(uvicorn.Server):
         if service.requests:
             logger.info(f"serve.shutdown_seconds={seconds:g}: {len(service.requests)} requests were cut off")
             await service.engine.aclose()
-            await _until_idle(service, _END_SECONDS)  # they tell their clients
+            await _until_idle(service, _END_SECONDS)  # while clients are told
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End at the first signal; from then on signals are answered as they were before."""
+        """Have the first signal end the server, and restore the signal handlers of before."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
@@ -134,7 +135,7 @@ class HttpServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
 
-        for number in before:  # not by `signal`: asyncio's own way also takes the wakeup descriptor from who had it
+        for number in before:  # asyncio also takes the wakeup descriptor from its owner
             loop.add_signal_handler(number, restore)
         try:
             yield
@@ -156,19 +157,19 @@ def url(own: socket.socket) -> str:
 
 
 def most_connections(wanted: int) -> int:
-    """Return `MOST` or `wanted`, but less than this process may have descriptors beside those that it has."""
+    """The larger of `MOST` and `wanted`, but no more than the free descriptors of this process."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(max(MOST, wanted), allowed - len([*Path("/dev/fd").iterdir()]) - SPARE_DESCRIPTORS))
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when its client lets it wait for `CLIENT_SECONDS`.
+    """A connection that is closed when its client stalls for `CLIENT_SECONDS`.
 
-    A client that has closed its writing half is answered. Whether it has left altogether shows when it is written to.
+    A client that has closed its writing half is answered. Only writing to it shows whether it has left altogether.
     """
 
     def __init__(self, most: int, **options: Any) -> None:
-        """`most`: of connections at a time."""
+        """`most`: open connections at a time."""
         super().__init__(**options)
         self._most = most
         self._is_half_closed = False
@@ -184,13 +185,13 @@ class Connection(H11Protocol):
         self._look()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # False closes the connection
-        """Keep the connection while a request is answered; but HTTP/1.0 has nothing to probe it with."""
+        """Keep the connection while a request is answered, except for HTTP/1.0, which has nothing to probe it with."""
         is_answered = self.conn.their_state is h11.DONE and not self.cycle.response_complete
         self._is_half_closed = is_answered and self.scope["http_version"] != "1.0"
         return self._is_half_closed
 
     def _look(self) -> None:
-        """Look at times whether the client has left, or lets the server wait."""
+        """Check from time to time whether the client has left or stalls."""
         if self not in self.connections:  # it has ended
             return
         self.loop.call_later(LOOK_SECONDS, self._look)
@@ -204,7 +205,7 @@ class Connection(H11Protocol):
         elif self._is_half_closed and is_sending:
             self.transport.close()
         elif self._is_half_closed and not (num_unread or self.cycle.response_complete):
-            # what means nothing: it fails the next time if the client has left
+            # means nothing; if the client has left, the next one fails
             probe = h11.InformationalResponse(status_code=100, headers=[])
             self.transport.write(self.conn.send(h11.Data(b":\n\n") if self.cycle.response_started else probe))
 

@@ -35,7 +35,7 @@ class Service:
     config: ServeConfig
     model: str
     decoding: DecodingConfig
-    """The schedule of requests that name none."""
+    """The schedule of requests that name no mode."""
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
     may_be_broken: bool = False
@@ -55,7 +55,7 @@ class Service:
         return sum(request.num_answers - sum(answer.is_over for answer in request.answers) for request in self.requests)
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 if the engine can answer. After a failure one token is generated to find out."""
+        """Status and document: 200 if the engine can answer. After a failed answer, generates one token to find out."""
         engine, state = self.engine.engine, "ok"
         try:
             engine.scheduler.check()
@@ -63,7 +63,7 @@ class Service:
                 if self.may_be_broken and not self.is_closing:
                     await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
                     self.may_be_broken = False
-        except Exception as error:  # noqa: BLE001 - whatever it is, there are no tokens
+        except Exception as error:  # noqa: BLE001 - any error means that there are no tokens
             state = f"failing: {type(error).__name__}"
         if self.is_closing:
             state = "shutting down"
@@ -90,7 +90,7 @@ class Service:
             raise RequestError(message, "model", "model_not_found", status=404)
 
     def check_room(self, number: int, param: str) -> None:
-        """Raise `RequestError` if the queue has no room for these answers; `param` asks for several."""
+        """Raise `RequestError` if the queue has no room for so many answers; `param`: the field that asks for them."""
         if number > self.room:
             raise RequestError(f"{param}: {number} answers are more than this server takes, {self.room}", param)
         if self.num_in_flight + number > self.room:
@@ -110,9 +110,9 @@ class Service:
 
 @dataclass(eq=False)
 class AnsweredRequest:
-    """The response to one request, an ASGI application. It raises `RequestError` while nothing is sent.
+    """The response to one request, an ASGI application. It raises `RequestError` only before anything is sent.
 
-    When the client leaves, its answers end before their next pass.
+    When the client leaves, its answers end before the next pass.
     """
 
     _service: Service
@@ -177,7 +177,7 @@ class AnsweredRequest:
             async for index, tokens in self._pieces():
                 generation = None if tokens else self.answers[index].generation
                 yield b"".join(map(event, writer.more(index, tokens, generation)))
-        except Exception as error:  # noqa: BLE001 - told to the client: the status is sent
+        except Exception as error:  # noqa: BLE001 - the status is sent, so the stream tells the client
             yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
         yield DONE
 
@@ -200,7 +200,7 @@ def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, and cancel it if the client leaves; return whether it ended. The body has been read before."""
+    """Do `work`, and cancel it if the client leaves; return whether it ended. The body has to be read before."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -1,8 +1,8 @@
-"""The work of both devices as server-sent events; costs nothing without listeners.
+"""The work of both devices as server-sent events. It costs nothing without listeners.
 
-Events come from the target's recorder, which knows the draft by its messages alone: `candidates` is when the target
-took a message in, `rollback` the end of a pass that left nothing of what the draft had sent. Messages that arrive
-during a pass are taken in at its end.
+Events come from the target's recorder, which knows the draft only by its messages: `candidates` is when the target took
+a message in, `rollback` the end of a pass that rejected a candidate and left none. Messages that arrive during a pass
+are taken in at its end.
 
     data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3,
            "candidates": 4, "accepted": 3, "tokens": 4, "alternatives": 0}
@@ -32,12 +32,12 @@ from amusd.tracing.events import Event, MessageEvent, TargetPass
 from amusd.tracing.recorder import Recorder
 
 MAX_WAITING = 4096
-"""Events kept for a listener: some seconds of work."""
+"""Most events kept for a listener: some seconds of work."""
 LOOK_SECONDS = 0.1
 
 
 async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-    """Server-sent events from now on, several at a time, until `is_over`. For the event loop's thread."""
+    """Server-sent events from now on, several at a time, until `is_over`. Runs in the event loop's thread."""
     queue: deque[Event] = deque(maxlen=MAX_WAITING)
     keep = queue.append
     recorder.listeners += (keep,)

@@ -1,4 +1,4 @@
-"""From which acceptance on overlap pays: a draft of known cost that is right with a chosen probability."""
+"""From which acceptance rate running ahead pays: a draft of known cost that is right with a chosen probability."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ if __name__ == "__main__":
         quick_values="0.5,0.9",
         lengths="1,2,4,6",
         policies="chain,windowed,branching,auto",
-        more=["num_speculative_tokens=7"],  # of a window: what the draft makes in a pass, and a pass can take
+        more=["num_speculative_tokens=7"],  # tokens of a window, as many as the draft makes during a pass
         num_prompts=8,
     )

@@ -2,8 +2,8 @@
 
     python experiments/architectures/run.py --out experiments/architectures/results/table.json
 
-Each one is loaded as a target is. What runs decodes in ragged blocks with rollbacks, whose logits are compared with
-those of transformers' own forward pass, and with those of passes of one token.
+Each is loaded as a target. If it loads, it decodes in ragged blocks with rollbacks; the logits are compared with those
+of transformers' own forward pass, and with those of passes over one token.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, **_MAMBA},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a type needs besides, or in the place of, `SIZES`."""
+"""Settings of a type beside `SIZES`, or in their place."""
 
 
 def main() -> int:
-    """Try all, or those named; write and print the table."""
+    """Try all types, or those named; write and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="model types; none: all")
     parser.add_argument("--out", type=Path)
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def outcome(config_class: Any) -> str:
-    """What becomes of a tiny model: `bits`, `rounding`, `refused: ...`, `wrong: ...` or `not tried: ...`."""
+    """The outcome for a tiny model: `bits`, `rounding`, `refused: ...`, `wrong: ...` or `not tried: ...`."""
     with quiet_transformers():
         try:
             config = tiny_config(config_class)
@@ -124,13 +124,13 @@ def outcome(config_class: Any) -> str:
 
 
 def tiny_config(config_class: Any) -> Any:
-    """A configuration with the sizes of `SIZES`, of a text model's part, too."""
+    """A configuration with the sizes of `SIZES`, also in its part for text."""
     stated = config_class()
     known = {*stated.to_dict(), *config_class.attribute_map, "num_key_value_heads"}
     fixed = {name for name in dir(config_class) if isinstance(getattr(config_class, name), property)}
     settable = {name for name in known if config_class.attribute_map.get(name, name) not in fixed}
     sizes = {name: value for name, value in SIZES.items() if name in settable}
-    if "layer_types" in config_class.attribute_map:  # made of other settings
+    if "layer_types" in config_class.attribute_map:  # derived from other settings
         sizes.pop("layer_types", None)
     if "kv_lora_rank" in sizes:  # every head has keys of its own, whose size is a sum
         sizes |= {"num_key_value_heads": 4}
@@ -157,7 +157,7 @@ def _compared(stock: Any) -> str:
     rule = Numerics(width=8, fixed=True, prefill_chunk=32)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            stock.save_pretrained(folder)  # some load what they have not saved
+            stock.save_pretrained(folder)  # some types load weights that they have not saved
             stock = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
             with torch.inference_mode():
                 expected = stock.eval()(torch.tensor([token_ids]), use_cache=False).logits[0]
@@ -168,7 +168,7 @@ def _compared(stock: Any) -> str:
             model = load_model(folder, options)
             found, tolerance = decoded(model, token_ids), TOLERANCE * max(1.0, float(expected.abs().max()))
             difference = float((found - expected[PROMPT:]).abs().max())
-            if difference > tolerance:  # of some models transformers' own decoding is not its forward pass
+            if difference > tolerance:  # for some models, transformers decodes otherwise than its forward pass computes
                 difference = float((found - decoded_by(stock, token_ids)).abs().max())
             invariant = not any(measure_width_invariance(model, token_ids[:PROMPT], 16))
         except Exception as error:  # noqa: BLE001
@@ -194,7 +194,7 @@ def decoded(model: ModelRunner, token_ids: list[int]) -> Tensor:
 
 
 def decoded_by(stock: Any, token_ids: list[int]) -> Tensor:
-    """The same by transformers, one token at a time."""
+    """The same logits by transformers, one token at a time."""
     with torch.inference_mode():
         output, rows = stock(torch.tensor([token_ids[:PROMPT]]), use_cache=True), list[Tensor]()
         for token_id in token_ids[PROMPT:]:

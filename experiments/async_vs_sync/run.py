@@ -25,12 +25,12 @@ def main() -> None:
 
 
 def measure(request: Request, _arguments: object) -> None:
-    """A sweep of `amusd compare`, and the table of categories."""
+    """Run a sweep of `amusd compare`, and print the table of categories."""
     common = [f"{TEMPERATURE}=0,0.7", "sampling.seed=1", *request.workload()]
     jobs = compare(
         [
             "compare.policies=[chain,windowed,branching,auto]",
-            "num_speculative_tokens=7",  # of a window: what the draft makes in a pass, and a pass can take
+            "num_speculative_tokens=7",  # tokens of a window, as many as the draft makes during a pass
             f"compare.synchronous_lengths={'[2]' if request.quick else '[1,2,3,4,5]'}",
             *common,
         ],
@@ -42,7 +42,7 @@ def measure(request: Request, _arguments: object) -> None:
 
 
 def categories_of(job: Document) -> list[Document]:
-    """The gains of each row on each category of prompts: medians, and those of each prompt."""
+    """The speed-ups of each row on each category: their median, and one for each prompt."""
     prompts: dict[str, list[Document]] = {}
     for one in job["per_prompt"]:
         prompts.setdefault(one["category"] or "other", []).append(one)
@@ -74,7 +74,7 @@ def category_text(categories: Sequence[Document]) -> str:
 
 
 def draw(results: Document) -> Any:
-    """One above the other: categories for each temperature."""
+    """Panels one above the other, a temperature each: speed-ups by category."""
     rows = results["categories"]
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
     figure, found = subplots(rows=len(temperatures), width=9.0, height=3.4 * len(temperatures))

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def measure(request: Request, arguments: argparse.Namespace) -> None:
-    """Two sweeps of `amusd compare`, and the table of both."""
+    """Run two sweeps of `amusd compare`, and print a table of both."""
     names = ["embedded", *arguments.drafter]
     drafters = f"compare.drafters=[{','.join(names)}]"
     temperatures = f"sampling.temperature={'0' if request.quick else '0,0.7'}"
@@ -57,7 +57,7 @@ HEADER = ("T", "drafter", "MB", "step ms", "accepted by distance", "bytes", "pla
 
 
 def row_of(name: str, job: Document, by_position: Document, steps: dict[str, float]) -> Document:
-    """One drafter at one temperature."""
+    """The figures of one drafter at one temperature."""
     kind, _, folder = name.partition(":")
     rows = {row["mode"]: row for row in job["rows"] if row["drafter"] in (None, kind)}
     chain = next(row for row in by_position["rows"] if row["drafter"] == kind)
@@ -79,12 +79,12 @@ def row_of(name: str, job: Document, by_position: Document, steps: dict[str, flo
 
 
 def conditional(shares: list[float]) -> list[float]:
-    """How often the candidate at each position is accepted where those before it are."""
+    """For each position, how often its candidate is accepted if those before it are."""
     return [share / before for before, share in zip([1.0, *shares], shares, strict=False) if before]
 
 
 def draft_steps(folder: Path, jobs: list[Document]) -> dict[str, float]:
-    """Median time of a step of each drafter, in ms, from the events of the drafts."""
+    """Median milliseconds of a step of each drafter, from the drafts' events."""
     kinds: dict[int, str] = {}
     found: dict[str, list[float]] = {}
     for number in range(len(jobs)):

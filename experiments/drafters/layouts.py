@@ -1,4 +1,4 @@
-"""Folders of drafters as they are published: `config.json` and `model.safetensors`."""
+"""Checkpoint folders of drafters in their published layouts: `config.json` and `model.safetensors`."""
 
 from __future__ import annotations
 

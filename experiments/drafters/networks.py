@@ -15,10 +15,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 BLOCK_SIZE = 8
-"""Tokens of a DFlash block: one that is known and seven masks."""
+"""Tokens of a DFlash block: a known one and seven masks."""
 NUM_MEDUSA_HEADS = 4
 ANCHORS = 16
-"""DFlash blocks drawn from each row of a batch."""
+"""Number of DFlash blocks drawn from each row of a batch."""
 
 
 def layer_ids(num_layers: int) -> list[int]:
@@ -28,7 +28,7 @@ def layer_ids(num_layers: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of text, with what the target thought of them."""
+    """Rows of text with the target's states."""
 
     token_ids: Tensor
     """int64 [rows, width]."""
@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a network says of the token behind some positions."""
+    """A network's predictions of the token behind some positions."""
 
     states: Tensor
     """[predictions, hidden]; the output head makes them logits."""
@@ -138,7 +138,7 @@ class _Eagle(nn.Module):
         self._layer = (layer,)  # the subclass names it
 
     def fuse(self, features: Tensor) -> Tensor:
-        """[rows, width, layers, hidden] -> what stands for a feature, [rows, width, hidden]."""
+        """The network's features: [rows, width, layers, hidden] -> [rows, width, hidden]."""
         raise NotImplementedError
 
     def inputs(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ class _Eagle(nn.Module):
 
 
 def behind(states: Tensor, rows: int) -> Tensor:
-    """[..., rows, width]: each row gets what stood so many rows before it; zeros at the beginning."""
+    """Shift [..., rows, width] by so many rows to the end; zeros fill the beginning."""
     return F.pad(states, (0, 0, rows, 0))[..., : states.shape[-2], :] if rows else states
 
 
@@ -264,7 +264,7 @@ class Medusa(nn.ModuleList):
             nn.init.zeros_(head[0].linear.bias)
 
     def start_from(self, teacher: Any, sizes: Tensor) -> None:
-        """Begin as the target's own head: what a block of zeros does already."""
+        """Begin as the target's own head, which a block of zeros already is."""
 
     def predict(self, batch: Batch, steps: int) -> list[Prediction]:
         """One prediction for each head, `steps` of them at most."""

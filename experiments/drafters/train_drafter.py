@@ -3,7 +3,7 @@
     python experiments/drafters/train_drafter.py eagle3 --text TEXT.npz ... --out OUT/ --minutes 40
 
 OUT gets `config.json`, `model.safetensors`, `training.json` (settings, curve, cost) and `checkpoint.pt`, from which an
-interrupted training goes on.
+interrupted training resumes.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ STEPS = {"eagle3": 4, "eagle1": 2, "medusa": 4, "dflash": 7}
 """Distances from the last true feature that a training covers."""
 MEASURED_STEPS = {"eagle3": 6, "eagle1": 6, "medusa": 4, "dflash": 7}
 SHORT_SHARE = 0.5
-"""Share of the time in which EAGLE learns two distances at most."""
+"""Share of the time in which EAGLE learns at most two distances."""
 DECAY = 0.8
 """Weight of each distance against the one before."""
 COOLDOWN = 0.6
 """Share of the time in which the learning rate falls to zero."""
 WEIGHT_DECAY = 0.05
 HELD_OUT_ROWS = 64
-"""Rows that no training learns from."""
+"""Rows that are held out from training."""
 MEASURED_ROWS = 32
-"""Those of them that a measurement reads."""
+"""Held-out rows that a measurement reads."""
 MEASURE_SECONDS, SAVE_SECONDS = 480.0, 180.0
 
 
@@ -85,7 +85,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 class Run:
-    """A drafter on its way."""
+    """A drafter in training."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -118,11 +118,11 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time to learn has passed."""
+        """Whether the training time is over."""
         return self.progress.seconds >= self._arguments.minutes * 60
 
     def batches(self) -> Iterator[np.ndarray]:
-        """Row numbers of batches until the time is over: every labelled row once each time round."""
+        """Row numbers of batches until the time is over; every labelled row once in each epoch."""
         length, size = self._text.length, self._arguments.rows
         random = np.random.default_rng((self._arguments.seed, self.progress.step))
         while True:
@@ -164,7 +164,7 @@ class Run:
         return total / weights
 
     def _distances(self) -> int:
-        """Distances of this step: few at first, while the states fed back are poor."""
+        """Number of distances in this step: few at first, while the states fed back are poor."""
         is_early = self.progress.seconds < SHORT_SHARE * self._arguments.minutes * 60
         return min(2, self._num_steps) if is_early and self._arguments.method.startswith("eagle") else self._num_steps
 
@@ -204,7 +204,7 @@ class Run:
         self.progress.save(**networks, output_ids=self._output_ids)
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Resume from the checkpoint, if there is one."""
         saved = self.progress.resume()
         if saved is None:
             self.evaluate()

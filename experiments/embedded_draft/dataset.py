@@ -27,7 +27,7 @@ _WEIGHTS = torch.tensor([(-torch.inf, 1.0), *WEIGHTS])
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the n-gram cache says of the token behind each token of some rows, one row behind the other."""
+    """Continuations that the n-gram cache knows behind each token of some rows, the rows concatenated."""
 
     token_ids: np.ndarray
     """int64 [tokens, MAX_CONTINUATIONS]; 0 where there is none."""
@@ -45,7 +45,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is in a text file."""
+    """The content of a text file."""
 
     token_ids: np.ndarray
     """int64 [rows, width]."""
@@ -59,7 +59,7 @@ class Text:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens without padding."""
+        """Number of tokens without padding."""
         return int(self.length.sum())
 
     def select(self, rows: np.ndarray) -> Text:
@@ -93,7 +93,7 @@ def corpora_in(folder: Path) -> list[Path]:
 
 
 def join(texts: Sequence[Text]) -> Text:
-    """The rows of several texts, one text behind the other."""
+    """The rows of several texts, concatenated."""
     width = max(text.token_ids.shape[1] for text in texts)
     return Text(
         np.concatenate([np.pad(text.token_ids, ((0, 0), (0, width - text.token_ids.shape[1]))) for text in texts]),
@@ -119,7 +119,7 @@ def write_text(path: Path, text: Text) -> None:
 
 
 def offsets(text: Text) -> np.ndarray:
-    """int64 [rows + 1]: where each row's tokens begin among those of all rows."""
+    """int64 [rows + 1]: offset of each row's tokens among those of all rows."""
     return np.concatenate(([0], np.cumsum(text.length)))
 
 
@@ -150,12 +150,12 @@ def read_corpora(folder: Path) -> tuple[list[Text], list[Tensor]]:
 
 
 def known_tokens(text: Text) -> Known:
-    """What the n-gram cache says behind every token of every row."""
+    """The continuations behind every token of every row."""
     return known_behind([row[:length].tolist() for row, length in zip(text.token_ids, text.length, strict=True)])
 
 
 def known_behind(rows: Sequence[Sequence[int]]) -> Known:
-    """What it says behind every one of these tokens."""
+    """The continuations behind every one of these tokens."""
     token_ids, agreeing = np.zeros((2, sum(map(len, rows)), MAX_CONTINUATIONS), dtype=np.int64)
     ngrams, place = NgramCache(), 0
     for row in rows:
@@ -169,7 +169,7 @@ def known_behind(rows: Sequence[Sequence[int]]) -> Known:
 
 
 def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]:
-    """Row numbers of batches of one length class each: together at most `tokens_per_batch` tokens, padding included."""
+    """Row numbers of batches: rows of similar length, at most `tokens_per_batch` tokens with padding."""
     order = np.argsort(text.length, kind="stable")
     start = 0
     while start < len(order):

@@ -40,10 +40,10 @@ from amusd.workload import load_prompts
 MAX_NEW_TOKENS = 128
 MAX_LENGTH = 1024
 TOP_K = 50
-"""Sampled answers come from this many tokens at each step."""
+"""Sampled answers are drawn from this many most likely tokens."""
 POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
 DEPTHS, WIDTHS = 6, (1, 2, 4, 8)
-"""Of the trees in the table by depth: tokens on a path, and guesses behind each token."""
+"""For the table by depth: tokens on a path of the tree, and guesses behind each token."""
 HEADINGS = ("lookup", "mixture")
 
 
@@ -67,11 +67,11 @@ class Judged:
     model: float
     """Probability that the model's candidate is accepted: 0 or 1 where the target is greedy."""
     drafter: float
-    """The same of the drafter's, which may have looked it up."""
+    """The same for the drafter's candidate, which may come from a lookup."""
     mixture: float
-    """The same of the first guess in a tree."""
+    """The same for the first guess in a tree."""
     rank: int
-    """Guesses of the tree that are likelier than the token."""
+    """Number of guesses in the tree that are likelier than the token."""
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def answer_all(paths: Iterable[str]) -> list[Answer]:
 
 
 def answer_one(teacher: Any, prompt: list[int], temperature: float, seed: int) -> list[int]:
-    """What the target writes behind a prompt, the token that ends it included. Temperature 0: greedy."""
+    """The target's answer to a prompt, with the token that ends it. Temperature 0: greedy."""
     torch.manual_seed(seed)
     how: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": TOP_K, "top_p": 1.0}
     if temperature == 0:
@@ -252,7 +252,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def logits_of(model: ModelRunner, sequence: Sequence[int]) -> Any:
-    """[tokens, vocabulary]: in one pass."""
+    """Logits [tokens, vocabulary], from one pass."""
     return model.run([Rows(sequence, model.new_cache(len(sequence)))])[0].logits
 
 

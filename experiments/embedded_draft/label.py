@@ -1,8 +1,8 @@
-"""Compute the target's states over texts, which makes corpora of them.
+"""Make corpora of texts: compute the target's states over them.
 
     python experiments/embedded_draft/label.py --text TEXT.npz ... --out CORPORA/
 
-Each corpus is named like its text; an existing one is passed over.
+Each corpus has the name of its text; an existing one is skipped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def states_of(text: Text, teacher: Any) -> np.ndarray:
-    """uint16 [tokens, hidden]: bits of the states, the rows one behind the other."""
+    """uint16 [tokens, hidden]: bits of the states, the rows concatenated."""
     states = np.empty((text.num_tokens, teacher.config.hidden_size), dtype=np.uint16)
     starts = offsets(text)
     with torch.inference_mode():

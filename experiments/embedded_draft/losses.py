@@ -1,9 +1,9 @@
-"""Training losses: of the embedded draft -log(alpha), with alpha = sum min(p, m) the acceptance rate at temperature 1.
+"""Training losses. The embedded draft's is -log(alpha); alpha = sum min(p, m) is the acceptance rate at temperature 1.
 
 p is the target's distribution over the draft's vocabulary, q the draft's, and m is q mixed with the n-gram cache
-(`amusd/sampling/ranking.py`). Dividing by alpha keeps the gradient alive where little is accepted. Other drafters have
-the cross entropy to the target. Logits and gradients are computed for a block of tokens at a time, since those of a
-batch need gigabytes.
+(`amusd/sampling/ranking.py`). Dividing by alpha keeps gradients from vanishing where little is accepted. The loss of
+other drafters is the cross entropy to the target. Logits and gradients are computed for a block of tokens at a time,
+since a whole batch needs gigabytes.
 
 References: LK losses, arXiv 2602.23881.
 """

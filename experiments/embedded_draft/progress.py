@@ -1,4 +1,4 @@
-"""What a training has done so far: the same for every script, kept in one file beside its networks."""
+"""The progress of a training, for all scripts. It is kept in one file with the networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 RECENT = 50
-"""Losses that the mean on the terminal and in the curve is over."""
+"""Number of last losses in the mean on the terminal and in the curve."""
 
 
 class Progress:
@@ -26,7 +26,7 @@ class Progress:
 
     @property
     def recent_loss(self) -> float:
-        """The mean of the last ones."""
+        """The mean of the last losses."""
         recent = self.losses[-RECENT:]
         return sum(recent) / max(1, len(recent))
 
@@ -40,7 +40,7 @@ class Progress:
         self.step += 1
 
     def stepped(self, began: float, num_tokens: int) -> str:
-        """Count a step that began then (`time.monotonic`); what to tell of it."""
+        """Count a step that began at this time (`time.monotonic`); return a line about it."""
         self.num_tokens += num_tokens
         self.seconds += time.monotonic() - began
         return f"step {self.step}, loss {self.recent_loss:.4f}, {self.num_tokens / self.seconds:,.0f} tokens/s"
@@ -66,7 +66,7 @@ class Progress:
         partial.rename(self.checkpoint)
 
     def resume(self) -> dict[str, Any] | None:
-        """Go on from the checkpoint; returns the states. None without one."""
+        """Resume from the checkpoint and return its states; None without one."""
         if not self.checkpoint.exists():
             return None
         saved: dict[str, Any] = torch.load(self.checkpoint, weights_only=True, map_location="cpu")

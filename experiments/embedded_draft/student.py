@@ -16,7 +16,7 @@ class Student(nn.Module):
     """Maps tokens to states that the target's output head reads. Embedding and head belong to the target: frozen."""
 
     def __init__(self, teacher: Any, layers: Sequence[int | None]) -> None:
-        """`layers`: for each layer of the draft the layer of the target that it starts from; None: from random."""
+        """`layers`: the layer of the target from which each layer of the draft starts; None: random weights."""
         super().__init__()
         config = copy.deepcopy(teacher.config)
         config.num_hidden_layers = len(layers)
@@ -48,7 +48,7 @@ class Student(nn.Module):
                 tensor.copy_(tensors[name])
 
     def trained_weights(self) -> dict[str, Tensor]:
-        """What the draft does not share with the target, under the names that `LlamaForCausalLM` gives them."""
+        """The weights that the draft does not share with the target, by their names in `LlamaForCausalLM`."""
         return {
             f"model.{name}": tensor
             for name, tensor in self.model.state_dict().items()

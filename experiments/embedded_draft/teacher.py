@@ -1,4 +1,4 @@
-"""The embedded target as transformers computes it."""
+"""The embedded target, computed by transformers."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python experiments/embedded_draft/train.py --corpus CORPORA/ --out DRAFT/
 
 Writes `weights.safetensors`, `output_ids.npy` (the draft's vocabulary, most frequent first) and `training.json`
-(settings, curve, cost). An interrupted run goes on from `checkpoint.pt`.
+(settings, curve, cost). An interrupted run resumes from `checkpoint.pt`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 from amusd.checkpoints.embedded_draft import read_draft
 
 HELD_OUT_SHARE = 1 / 86
-"""Of the rows of each corpus: no run learns from them, whatever its share of the data."""
+"""Rows of each corpus that no run learns from, whatever its share of the data."""
 CURVE_POINTS = 6
 CHECKPOINT_SECONDS = 300.0
 WEIGHT_DECAY = 0.1
@@ -78,7 +78,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 class Run:
-    """A student on its way."""
+    """A student in training."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -161,7 +161,7 @@ class Run:
         self.progress.save(student=self._student.state_dict(), optimizer=self._optimizer.state_dict())
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Resume from the checkpoint, if there is one."""
         if saved := self.progress.resume():
             self._student.load_state_dict(saved["student"])
             self._optimizer.load_state_dict(saved["optimizer"])
@@ -245,7 +245,7 @@ def schedule(step: int, num_steps: int, cooldown: float) -> float:
 def batches(
     pool: np.ndarray, length: np.ndarray, rows: int, num_steps: int, seed: int, skip: int
 ) -> Iterator[np.ndarray]:
-    """Row numbers of each batch from number `skip` on: every row once each time round, rows of one length together."""
+    """Row numbers of each batch from number `skip` on: each row once an epoch, rows of similar length together."""
     random = np.random.default_rng(seed)
     number = 0
     while number < num_steps:

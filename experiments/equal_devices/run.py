@@ -37,9 +37,9 @@ class Measured:
     temperature: str
     answers: dict[str, list[tuple[str, int, Document]]] = field(default_factory=lambda: {use: [] for use in USES})
     first_run: Path = Path()
-    """Of the pair; what calibrates the simulator."""
+    """The pair's first run, which calibrates the simulator."""
     length: int = 0
-    """The best block of that run."""
+    """The best block length of that run."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure(request: Request, arguments: Namespace) -> None:
-    """All rounds at each temperature, a simulation of each use, and a table of both."""
+    """Run all rounds at each temperature, simulate each use, and print a table of both."""
     lines = request.lines()
     num_rounds = min(arguments.rounds, len(lines) // 2)
     if num_rounds < 1:
@@ -81,7 +81,7 @@ def _measure(
     def answer(engine: int) -> None:
         settings = settings_of(use, engine, arguments.devices, lengths)
         if use == APART and arguments.devices[engine] == "cpu":
-            os.sched_setaffinity(0, cores[engine])  # of this thread, and of the command that it starts
+            os.sched_setaffinity(0, cores[engine])  # inherited by the command that this thread starts
         settings += [f"sampling.temperature={found.temperature}", "sampling.seed=1", *arguments.keys]
         workload = request.workload(parts[engine], f"{name}_{engine}")
         run_amusd("compare", [*settings, *workload], runs[engine])
@@ -100,7 +100,7 @@ def _measure(
 
 
 def settings_of(use: str, engine: int, devices: Sequence[str], lengths: Sequence[int]) -> list[str]:
-    """The keys of `amusd compare` for a use; of two engines, for one of them."""
+    """The keys of `amusd compare` for a use; for two engines, those of one of them."""
     first, second = devices
     if use == PAIR:
         return [f"hardware.devices=[{first},{second}]", f"compare.synchronous_lengths={list(lengths)}".replace(" ", "")]
@@ -113,7 +113,7 @@ def settings_of(use: str, engine: int, devices: Sequence[str], lengths: Sequence
 
 
 def rows_of(answers: Mapping[str, Sequence[tuple[str, int, Document]]]) -> list[Document]:
-    """A row for each use and mode. Engines side by side have the sum of their tokens per second."""
+    """A row for each use and mode. The tokens per second of two engines are added."""
     plain = "autoregressive"
     reference = {line: record["token_ids"] for line, _, record in answers[PAIR] if record["mode"] == plain}
     rows = []
@@ -134,7 +134,7 @@ def rows_of(answers: Mapping[str, Sequence[tuple[str, int, Document]]]) -> list[
 
 
 def _simulated(found: Measured, rows: Sequence[Document], request: Request) -> dict[str, float]:
-    """Tokens per second of the best of each use by `amusd simulate`, from the pair's first run and what ranks bring."""
+    """Tokens per second of the best of each use by `amusd simulate`, from the pair's first run and the ranks' gain."""
     plain = {row["use"]: row["tokens_per_second"] for row in rows if row["mode"] == "autoregressive"}
 
     def simulate(use: str, *given: str) -> Document:
@@ -159,7 +159,7 @@ def _simulated(found: Measured, rows: Sequence[Document], request: Request) -> d
 
 
 def text_of(jobs: Sequence[Document]) -> str:
-    """A line for each row, with the simulator's figure beside the fastest row of each use."""
+    """A table of all rows, with the simulator's figure beside the fastest row of each use."""
     lines = []
     for job in jobs:
         best = {row["use"]: row for row in sorted(job["rows"], key=lambda row: float(row["tokens_per_second"]))}

@@ -59,7 +59,7 @@ PLAIN = DecodingConfig(mode="autoregressive")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer, and whether it was the right one."""
+    """One answer, and whether it was right."""
 
     link: str
     temperature: float
@@ -74,7 +74,7 @@ class Run:
 
 
 def main() -> None:
-    """Read the command line, run everything, print what came out."""
+    """Read the command line, run everything, print the outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", help="a file of prompts; otherwise those of the package")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def all_runs(prompts: list[WorkloadPrompt], num_tokens: int) -> Iterator[Run]:
-    """Every link with every combination, each combination with a prompt of its own; then the killed drafts."""
+    """Run every combination over every link, each with its own prompt; then kill drafts."""
     supply = itertools.cycle(prompts)
     for name, link in LINKS.items():
         with start(link) as engine:
@@ -115,7 +115,7 @@ def all_runs(prompts: list[WorkloadPrompt], num_tokens: int) -> Iterator[Run]:
 
 
 def killed_run(prompt: WorkloadPrompt, temperature: float, decoding: str, num_tokens: int) -> Run:
-    """One answer whose draft dies behind a third of it."""
+    """Check an answer whose draft is killed after a third of it."""
     filters, link = "none", "shared_memory"
     with start(LINKS[link]) as engine:
         encoded, params = engine.encode(prompt.turns), parameters(temperature, filters, num_tokens)
@@ -144,7 +144,7 @@ def start(link: TransportConfig) -> Engine:
 
 
 def parameters(temperature: float, filters: str, num_tokens: int) -> SamplingParams:
-    """What one answer is sampled with; the seed follows from the rest."""
+    """The sampling parameters of one answer; the other settings determine the seed."""
     seed = round(100 * temperature) + len(filters)
     return SamplingParams(temperature=temperature, seed=seed, max_new_tokens=num_tokens, **FILTERS[filters])
 

@@ -1,4 +1,4 @@
-"""The only module of the proof that imports beyond the package's stable names."""
+"""The only module of the proof that imports names of the package that are not stable."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.verifier import prepare_to_verify
 
 WIDTH = 8
-"""Rows of a target pass."""
+"""Most rows of a target pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model as a worker has it before the first request."""
+    """A model in the state in which a worker has it before its first request."""
 
     model: ModelRunner
     cache: KVCache
     load_seconds: float
     prepare_seconds: float
-    """Of capturing, where passes are captured."""
+    """Seconds of capturing, if passes are captured."""
 
 
 def engine_config(
     device: str, target: ModelShape, draft: ModelShape, *, accept: float = 0.8, max_model_len: int = 2048
 ) -> EngineConfig:
-    """A pair with random weights on one device, for one sequence: with several each pass has rows for all of them."""
+    """A pair with random weights on one device, for one sequence: with more, a pass would have rows for all."""
     return EngineConfig(
         drafters=(DrafterConfig(kind="synthetic", shape=draft, accept=accept),),
         hardware=HardwareConfig(synthetic=target, devices=(device, device)),
@@ -47,12 +47,12 @@ def engine_config(
 
 
 def prepared_target(config: EngineConfig) -> Prepared:
-    """The target's model with its cache."""
+    """The target's model and its cache."""
     return _prepared(lambda: load_target(config, config.hardware.devices[0])[0], prepare_to_verify)
 
 
 def prepared_draft(config: EngineConfig) -> Prepared:
-    """The model of the (only) drafter with the cache of its chains."""
+    """The model of the only drafter, and the cache of its chains."""
 
     def prepare(model: ModelRunner, cache: KVCache) -> None:
         model.prepare(cache)
@@ -91,6 +91,6 @@ def prepared_drafters(config: EngineConfig) -> tuple[float, float, object]:
 
 
 def num_graphs() -> int:
-    """CUDA graphs that are alive in this process."""
+    """Number of CUDA graphs alive in this process."""
     gc.collect()
     return sum(isinstance(found, torch.cuda.CUDAGraph) for found in gc.get_objects())

@@ -14,7 +14,7 @@ from amusd.checkpoints.synthetic import random_weights
 
 VOCAB_SIZE = 512
 NOISE = 0.05
-"""Of the draft's weights, relative to the target's."""
+"""Size of the noise in the draft's weights, relative to the target's weights."""
 _SHAPE = {
     "model_type": "llama",
     "vocab_size": VOCAB_SIZE,

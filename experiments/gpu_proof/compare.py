@@ -32,7 +32,7 @@ KEPT = (
 
 
 def high(job: Job) -> None:
-    """At the higher acceptance; its events calibrate the projection."""
+    """Compare at the higher acceptance; the events calibrate the projection."""
     compare(job, job.scale.accepts[0], "compare_high")
 
 
@@ -42,7 +42,7 @@ def low(job: Job) -> None:
 
 
 def compare(job: Job, accept: float, part: str) -> None:
-    """All samplings with one pair."""
+    """Compare under all samplings with one pair."""
     first = run_config(job.scale, accept, "greedy")
     folder = job.results / part
     folder.mkdir(parents=True)

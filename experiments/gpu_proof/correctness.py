@@ -1,4 +1,4 @@
-"""Whether the device computes what the CPU does, and whether a row's bits depend on its path alone."""
+"""Whether the device computes what the CPU does, and whether a row's bits depend only on its path."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _small_logits(folder: Path, device: str, dtype: str) -> dict[str, Tensor]:
 
 
 def width(job: Job) -> None:
-    """Greedy tokens one by one, then in ragged blocks and among other paths, behind two shorter prompts."""
+    """Decode greedily one by one, then in ragged blocks and among other paths, behind two shorter prompts."""
     _width(job, (job.scale.lengths[0], job.scale.lengths[-2]))
 
 
@@ -100,7 +100,7 @@ def _width(job: Job, lengths: Sequence[int]) -> None:
 
 
 def neighbours(job: Job) -> None:
-    """Attention of a sequence alone, and the same among others of other lengths: the bits have to be the same."""
+    """Compare the bits of the attention of a sequence alone with those among sequences of other lengths."""
     heads, key_heads, dim, rows = 32, 8, 128, 8
     lengths = [length + place for place, length in enumerate((*job.scale.lengths, 64, 1))]
     operands = sequences(lengths, heads, key_heads, dim, rows, job.scale.device)
@@ -135,14 +135,14 @@ def sequences(lengths: list[int], heads: int, key_heads: int, dim: int, rows: in
 
 
 def device_tests(job: Job) -> None:
-    """The suite's own tests that need a GPU, without those that need the embedded model or two GPUs."""
+    """Run the suite's tests that need a GPU, without those that need the embedded model or two GPUs."""
     if job.scale.device != GPU:
         job.write("tests", absent="they need a GPU")
         return
     lines: list[str] = []
 
     def keep(line: str) -> None:
-        print(line, flush=True)  # to the part's log: a time limit ends this process before it returns
+        print(line, flush=True)  # to the part's log, since a time limit may end this process before it returns
         lines.append(line)
 
     code = stream([*PYTEST, "-v", "-s", "--durations=0"], ROOT, keep)

@@ -1,4 +1,4 @@
-"""The machine, what is installed on it, and what capturing costs."""
+"""The machine, its software, and the costs of capturing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHORT = 2048
 
 
 def versions(job: Job) -> None:
-    """Machine, versions, device, bandwidth, and what `nvidia-smi` says where it is there."""
+    """Record machine, versions, device, bandwidth, and the output of `nvidia-smi` if it is installed."""
     job.write("machine", load_average=os.getloadavg()[0], **describe_environment())
     job.write(
         "torch",
@@ -52,13 +52,13 @@ def versions(job: Job) -> None:
 
 
 def graphs(job: Job) -> None:
-    """Of each shape in its role: time to load and to capture, number of graphs, memory beyond weights and cache."""
+    """Record for each shape and role: times to load and capture, number of graphs, memory beyond weights and cache."""
     for role, shape in (("draft", job.scale.draft), ("target", job.scale.target)):
         _capture_all(job, role, shape, min(_SHORT, job.scale.max_model_len))
 
 
 def long_graphs(job: Job) -> None:
-    """The same of the longest sequences, and of a larger model."""
+    """Record the same for the longest sequences, and for a larger model."""
     _capture_all(job, "draft", job.scale.draft, job.scale.max_model_len)
     _capture_all(job, "target", job.scale.target, job.scale.max_model_len)
     _capture_all(job, "target", job.scale.large, min(_SHORT, job.scale.max_model_len))
@@ -111,7 +111,7 @@ def _memory(device: str) -> dict[str, float]:
 
 
 def _replays_are_not_empty(prepared: adapter.Prepared) -> bool:
-    """Two prompts choose differently, and each the same again: an empty graph would repeat what lies in its outputs."""
+    """Whether two prompts get different tokens, and each the same again: an empty graph would repeat an output."""
     model, cache = prepared.model, prepared.cache
     chosen = []
     for seed in (1, 2, 1):

@@ -1,4 +1,4 @@
-"""Whether the modes give the same tokens, whether a lost draft costs any, and the ratio test's law; a small pair."""
+"""Whether all modes give the same tokens, also with a lost draft, and the law of the ratio test; with a small pair."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DECODINGS = {
 }
 PLAIN = DecodingConfig(mode="autoregressive")
 RETURN_SECONDS = 90.0
-"""Longest that the next draft may take: on a GPU it loads its model first."""
+"""Longest wait for the next draft, which on a GPU loads its model first."""
 _NUM_BINS = 8
 
 
 def modes(job: Job) -> None:
-    """All samplings in all modes, the law of the ratio test, then a draft that is killed in mid-answer."""
+    """Check all samplings in all modes, the law of the ratio test, then a draft that is killed in mid-answer."""
     on_gpu = job.scale.device == GPU
     lengths, num_tokens = ((20, 300, 1500), 96) if on_gpu else ((20, 150), 24)
     prompts = [token_ids(VOCAB_SIZE, length, length) for length in lengths]
@@ -50,7 +50,7 @@ def modes(job: Job) -> None:
 
 
 def batch(job: Job) -> None:
-    """Four sequences at once: the tokens of each alone, in every mode."""
+    """Check that four sequences at once get the tokens of each alone, in every mode."""
     lengths, num_tokens = ((20, 300, 1500, 700), 96) if job.scale.device == GPU else ((20, 150, 7, 60), 24)
     prompts = [token_ids(VOCAB_SIZE, length, length) for length in lengths]
     with _engine(job, max_num_seqs=len(prompts)) as engine:

@@ -13,7 +13,7 @@ from experiments.gpu_proof.records import Job, writer
 
 
 def main(name: str, device: str, results: Path) -> None:
-    """Measure; what goes wrong is raised, and what was written until then stays."""
+    """Measure. An error is raised, and what was written before it stays."""
     part = next(part for part in PARTS if part.name == name)
     module, _, function = part.function.partition(":")
     measure = getattr(importlib.import_module(f"experiments.gpu_proof.{module}"), function)

@@ -1,4 +1,4 @@
-"""What is measured, with which sizes, in which order, and how long each part may take. Imports no torch."""
+"""The plan: what is measured, in which sizes and order, and the time limits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ GPU, CPU = "cuda:0", "cpu"
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The sizes of everything that is measured on one kind of device."""
+    """The sizes of all measurements on one kind of device."""
 
     device: str
-    """Of target and draft: one device for both."""
+    """The device that target and draft share."""
     target: ModelShape
     draft: ModelShape
     large: ModelShape
     """A slice of a model that would not fit on one device."""
     lengths: tuple[int, ...]
-    """Prompt lengths in tokens: the width test has the first, and the two last."""
+    """Prompt lengths in tokens; the width test takes the first one and the last two."""
     contexts: tuple[int, ...]
     """Tokens in the cache before a pass or step that is timed."""
     max_model_len: int
@@ -32,10 +32,10 @@ class Scale:
     num_prompts: int
     num_tokens: int
     num_draws: int
-    """Answers of the test of the ratio test's law."""
+    """Number of answers in the check of the ratio test's law."""
     num_messages: int
     accepts: tuple[float, ...] = (0.8, 0.6)
-    """Acceptance of the synthetic drafter, one comparison each."""
+    """Acceptance rates of the synthetic drafter, one comparison each."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
 
 
@@ -78,15 +78,15 @@ class Part:
 
     name: str
     group: str
-    """Parts of a group fit together into one command of ten minutes."""
+    """Parts of one group fit into one command of ten minutes."""
     function: str
     """`module:function` in this folder; takes a `Job`."""
     seconds: int
-    """Longest that it may take on a GPU; then it is killed, with all that it has started."""
+    """Time limit on a GPU; then it is killed, with all that it has started."""
     does: str
 
     def limit(self, device: str) -> int:
-        """The same on any device: a CPU, where the proof itself is tested, may be slow and busy."""
+        """The limit on the device of the run. A CPU, on which the proof itself is tested, may be slow and busy."""
         return self.seconds * (1 if device == GPU else 6)
 
 
@@ -108,12 +108,12 @@ PARTS = (
     Part("long_width", "long", "correctness:long_width", 90, "the same bits whatever the block, behind a long prompt"),
     Part("long_graphs", "long", "environment:long_graphs", 85, "graphs of the longest contexts and of a larger model"),
 )
-"""In order of worth; a group is a command."""
+"""In order of value. A group is one command."""
 GROUPS = tuple(dict.fromkeys(part.group for part in PARTS))
 
 
 def chosen(names: Sequence[str]) -> tuple[Part, ...]:
-    """The parts of these names of parts or groups, in the order of the plan; all without any. Raises `ConfigError`."""
+    """The parts of these parts or groups, in the order of the plan; all if none is named. Raises `ConfigError`."""
     known = {part.name for part in PARTS} | set(GROUPS)
     for name in names:
         if name not in known:

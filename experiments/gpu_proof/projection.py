@@ -20,7 +20,7 @@ SHOWN = ("mode", "policy", "num_speculative_tokens", "min_candidates", "tokens_p
 
 
 def projection(job: Job) -> None:
-    """Simulate each acceptance on the measured times. Raises `ConfigError` before these were measured."""
+    """Simulate each acceptance rate on the measured times. Raises `ConfigError` if there are none."""
     records = [record for part in ("passes", "links") for record in read_records(job.results / f"{part}.jsonl")]
 
     def measured(name: str, kind: str, **wanted: object) -> float:

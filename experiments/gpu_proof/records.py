@@ -1,4 +1,4 @@
-"""What a part has measured: lines of JSON, each complete as soon as it is there, and how the part ended."""
+"""The measurements of a part, as lines of JSON that are written at once, and the ending of the part."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from experiments.gpu_proof.plan import Scale
 
 Record = dict[str, Any]
-"""One measurement: `kind`, what it is of, and its figures."""
+"""One measurement: its `kind`, its subject and its figures."""
 
 DONE, FAILED, TIMED_OUT = "done", "failed", "timed out"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a part is given."""
+    """The input of a part."""
 
     scale: Scale
     write: Callable[..., None]
     """`write(kind, **values)`: keep one measurement."""
     results: Path
-    """Where other parts have left theirs; this part may keep files in a folder of its name."""
+    """The folder with measurements of all parts; this part may keep files in a folder of its name."""
     part: str
     """The part's name."""
 
@@ -38,13 +38,13 @@ class Ending:
     """`done`, `failed` or `timed out`."""
     seconds: float
     exit_code: int | None
-    """Minus the signal, where one ended it; None where it timed out."""
+    """The negative number of a signal that ended it; None if it timed out."""
     reason: str
     """The last lines of its standard error, unless it is done."""
 
 
 def writer(path: Path) -> Callable[..., None]:
-    """Appends measurements to a file, each at once."""
+    """Return a function that appends a measurement to a file at once."""
 
     def write(kind: str, **values: Any) -> None:
         with path.open("a", encoding="utf-8") as file:
@@ -54,7 +54,7 @@ def writer(path: Path) -> Callable[..., None]:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The measurements of a file; a last line that was cut off is left out, as is a file that is not there."""
+    """The measurements in a file, without a last line that was cut off; none if there is no file."""
     if not path.is_file():
         return []
     *lines, _ = path.read_text(encoding="utf-8").split("\n")  # what was cut off has no end of line
@@ -62,12 +62,12 @@ def read_records(path: Path) -> list[Record]:
 
 
 def write_ending(folder: Path, ending: Ending) -> None:
-    """Beside the part's measurements."""
+    """Write the ending beside the part's measurements."""
     (folder / f"{ending.part}.json").write_text(json.dumps(asdict(ending), indent=1) + "\n", encoding="utf-8")
 
 
 def read_ending(folder: Path, part: str) -> Ending | None:
-    """None for a part that has not been tried."""
+    """The ending of a part; None if it was not tried."""
     path = folder / f"{part}.json"
     return Ending(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
@@ -78,5 +78,5 @@ def find(records: Sequence[Record], kind: str, **wanted: Any) -> Record | None:
 
 
 def is_of(record: Record, kind: str, wanted: Mapping[str, Any]) -> bool:
-    """Whether it is of this kind and has these values."""
+    """Whether a record is of this kind and has these values."""
     return record["kind"] == kind and all(record.get(key) == value for key, value in wanted.items())

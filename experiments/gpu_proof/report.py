@@ -1,4 +1,4 @@
-"""The report: how the parts ended, then all measurements; made from whatever parts have left."""
+"""The report: the endings of all parts, then all measurements that there are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_SHOWN = ("kind", "sequence_ids", "lines", "packages", "cpu", "gpus")
 
 
 def write_report(results: Path, folder: Path, name: str, device: str) -> tuple[Path, Path]:
-    """Write `NAME.md` and `NAME.json`; returns both."""
+    """Write `NAME.md` and `NAME.json`; return both paths."""
     endings = [ending for part in PARTS if (ending := read_ending(results, part.name)) is not None]
     measured = {ending.part: read_records(results / f"{ending.part}.jsonl") for ending in endings}
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from experiments.gpu_proof.runner import run_part
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the chosen parts and make the report. Returns 0 if all of them are done, 1 if not."""
+    """Run the chosen parts and write the report; return 0 if all of them are done, else 1."""
     asked = _parser().parse_args(arguments)
     parts = chosen([name for name in asked.parts.split(",") if name])
     device = asked.device or _device_here()
@@ -68,7 +68,7 @@ def _device_here() -> str:
 
 
 def _name_of(device: str) -> str:
-    """For files: `cpu`, `nvidia-h200` ..."""
+    """The device in names of files: `cpu`, `nvidia-h200` ..."""
     if device == CPU:
         return CPU
     import torch

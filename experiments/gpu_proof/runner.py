@@ -1,4 +1,4 @@
-"""Runs parts as processes with a limit: one that fails, hangs or is killed loses nothing of the others."""
+"""Runs parts as processes with a time limit. If one fails, hangs or is killed, the others lose nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REASON_BYTES = 4000
 
 
 def run_part(part: Part, device: str, results: Path, environment: Mapping[str, str]) -> Ending:
-    """Run one part to its end or its limit. What it measured in an earlier run is forgotten."""
+    """Run one part to its end or its limit. Its earlier measurements are deleted."""
     (results / f"{part.name}.jsonl").unlink(missing_ok=True)
     shutil.rmtree(results / part.name, ignore_errors=True)
     command = [sys.executable, str(Path(__file__).with_name("part.py")), part.name, device, str(results)]
@@ -32,7 +32,7 @@ def run_part(part: Part, device: str, results: Path, environment: Mapping[str, s
 def run_limited(
     name: str, command: Sequence[str], seconds: float, log: Path, environment: Mapping[str, str] | None = None
 ) -> Ending:
-    """Run a command for at most `seconds`; all that it has started ends with it. Its output goes to `log`."""
+    """Run a command for at most `seconds`; all processes that it started end with it. Its output goes to `log`."""
     started = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -44,17 +44,17 @@ from experiments.gpu_proof.records import Job
 ABSENT = "needs a GPU"
 ROWS = 8
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
-"""Largest difference of a kernel's result from the CPU's, absolute, and relative beyond 1."""
+"""Largest allowed difference of a kernel's result from the CPU's: absolute, and relative for values above 1."""
 
 HEADS = ((4, 64), (4, 128), (7, 128), (8, 128), (1, 96), (2, 256))
-"""Query heads per key head, and their dimension: attention is compiled to other code for each."""
+"""Query heads per key head, and head dimension; attention is compiled for each pair."""
 
 Case = tuple[str, Callable[..., "tuple[Tensor, ...]"], "tuple[Any, ...]"]
 """A kernel's name, what runs it, and its operands on the CPU."""
 
 
 def smoke(job: Job) -> None:
-    """Try every step. Raises `SystemExit` at the end if one of them did not hold."""
+    """Try every step. Raises `SystemExit` at the end if one of them failed."""
     failed = []
     for step in (compiler, kernels, sampler, group):
         started, error = time.perf_counter(), ""
@@ -71,7 +71,7 @@ def smoke(job: Job) -> None:
 
 
 def compiler(job: Job) -> bool:
-    """What Triton compiles its launcher with, and the first launch of a kernel."""
+    """Check the compiler of Triton's launcher, and launch a first kernel."""
     names = [os.environ.get("CC", ""), "gcc", "clang"]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
@@ -84,7 +84,7 @@ def compiler(job: Job) -> bool:
 
 
 def kernels(job: Job) -> bool:
-    """Each Triton kernel beside the operators of torch on the CPU."""
+    """Compare each Triton kernel with the operators of torch on the CPU."""
     if job.scale.device != GPU:
         job.write("kernel", absent=ABSENT)
         return True
@@ -145,7 +145,7 @@ def compared(case: Case, dtype: torch.dtype, device: str) -> dict[str, Any]:
 
 
 def sampler(job: Job) -> bool:
-    """Samplers at the end of a captured pass, replayed with other logits, beside a CPU, and row by row."""
+    """Compare samplers in a captured pass, replayed with other logits, with a CPU, and row by row."""
     device, num_columns = torch.device(job.scale.device), int(SHAPES[job.scale.target]["vocab_size"])
     holds = []
     for kind, level in itertools.product((RowSampler, RowRanker), (Level.PLAIN, Level.FILTERED, Level.PENALIZED)):
@@ -197,7 +197,7 @@ def _capture(scale: Scale) -> Callable[[Callable[[], None]], Replay]:
 
 
 def group(job: Job) -> bool:
-    """Ranks of one process: every exchange, the same in a graph, and an abort. NCCL on a GPU, else gloo."""
+    """Try ranks within one process: every exchange, the same in a graph, and an abort. NCCL on a GPU, else gloo."""
     device = job.scale.device
     store = job.results / job.part / "store"
     store.mkdir(parents=True)

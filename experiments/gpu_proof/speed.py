@@ -1,4 +1,4 @@
-"""Passes and steps beside what reading their bytes takes, the host's share, prefill, and messages."""
+"""Times of passes and steps beside the time to read their bytes, the host's share, prefill, and messages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from experiments.gpu_proof.records import Job
 from experiments.gpu_proof.timing import figures, timed
 
 DRAFT_STEPS = 8
-"""In a row, as a chain makes them."""
+"""Steps in a row, as in a chain."""
 LINKS = ("shared_memory", "gloo", "zeromq")
 PREFILL_TOKENS = 4096
 
 
 def passes(job: Job) -> None:
-    """Passes, steps and prefill, then the host's time between passes."""
+    """Time passes, steps and prefill, then the host's time between passes."""
     scale = job.scale
     gb_s = read_bandwidth(scale.device)
     job.write("bandwidth", gb_s=gb_s)
@@ -119,7 +119,7 @@ def _plain(engine: Engine, params: SamplingParams, scale: Scale) -> GenerationMe
 
 
 def links(job: Job) -> None:
-    """One-way times of messages between two processes."""
+    """Measure one-way times of messages between two processes."""
     for name in LINKS:
         try:
             p50_us, p99_us = measure_one_way(ON_ONE_MACHINE[name], num_messages=job.scale.num_messages)

@@ -12,13 +12,13 @@ WARM_UP_ROUNDS = 2
 
 
 def wait_for(device: str) -> None:
-    """Until the device has done all work."""
+    """Wait until the device has done all work."""
     if device != "cpu":
         torch.cuda.synchronize(device)
 
 
 def timed(work: Callable[[], object], rounds: int, device: str) -> list[float]:
-    """Milliseconds of each round, the device's work included."""
+    """Milliseconds of each round, with the device's work."""
     times = []
     for number in range(WARM_UP_ROUNDS + rounds):
         wait_for(device)
@@ -31,5 +31,5 @@ def timed(work: Callable[[], object], rounds: int, device: str) -> list[float]:
 
 
 def figures(times: list[float]) -> dict[str, float]:
-    """Median and spread, for a record."""
+    """Median and spread of times, for a record."""
     return {"ms": statistics.median(times), "ms_min": min(times), "ms_max": max(times), "rounds": len(times)}

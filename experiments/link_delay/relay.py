@@ -1,4 +1,4 @@
-"""Hands the bytes of TCP connections on, each a fixed time after it came: the long cable between two machines.
+"""Relay the bytes of TCP connections with a fixed delay, like a long cable between two machines.
 
 python relay.py HOST:PORT TO_HOST:TO_PORT SECONDS
 """
@@ -13,7 +13,7 @@ CHUNK_BYTES = 65_536
 
 
 async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Write what is read, `seconds` later and in its order, to the end of the connection."""
+    """Write what is read `seconds` later and in order, until the connection ends."""
     now = asyncio.get_running_loop().time
     coming: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
@@ -39,7 +39,7 @@ async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, se
 async def relay(
     host: str, port: int, seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Connect to the other side for one connection, and hand on both directions."""
+    """Connect to the other side for one connection, and relay both directions."""
     try:
         far_reader, far_writer = await asyncio.open_connection(host, port)
     except OSError:

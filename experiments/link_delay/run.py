@@ -1,8 +1,8 @@
-"""A draft on another machine: what a network of 0 to 30 ms between the two costs.
+"""A draft on another machine: the cost of a network delay of 0 to 30 ms.
 
-Two network namespaces of this machine, each with its own core, stand in for the machines; a cable connects them, and
-a relay hands every byte on after the delay. On one runs `amusd draft`, on the other `amusd compare`, as a user types
-them. The same comparison with a draft beside the target comes first. Needs root, for the namespaces, and Linux.
+Two network namespaces of this machine, each with its own core, stand in for the machines. A virtual cable connects
+them, and a relay delays every byte. One runs `amusd draft`, the other `amusd compare`, as a user types them.
+The same comparison with a draft beside the target comes first. Needs root, for the namespaces, and Linux.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 from amusd.commands.tables import report
 from amusd.errors import ConfigError
 from amusd.transport.curve import write_keys
-from experiments.common import Document, per_prompt_of, run_amusd, write_jobs
+from experiments.common import Document, per_prompt_of, run_amusd, start_amusd, write_jobs
 from experiments.lines import lines_over
 from experiments.plotting import caption, run, subplots
-from experiments.request import ROOT, Request, parser_of
+from experiments.request import Request, parser_of
 
 KEY = "delay_ms"
 DELAYS = (0, 1, 10, 30)
@@ -95,9 +95,8 @@ def ip(*arguments: str) -> None:
 
 @contextmanager
 def _draft(there: Sequence[str], keys: Path) -> Iterator[None]:
-    arguments = ["-m", "launch.main", "draft", f"listen=tcp://{DRAFT}:{PORT}", f"transport.keys={keys}"]
-    line = [*there, "taskset", "-c", "1", sys.executable, *arguments]
-    with subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+    arguments = ["draft", f"listen=tcp://{DRAFT}:{PORT}", f"transport.keys={keys}"]
+    with start_amusd(arguments, [*there, "taskset", "-c", "1"]) as process:
         try:
             yield
         finally:
@@ -106,7 +105,7 @@ def _draft(there: Sequence[str], keys: Path) -> Iterator[None]:
 
 @contextmanager
 def _cable(here: Sequence[str], delay: float) -> Iterator[str]:
-    """The host at which the target finds the draft: without a delay its own."""
+    """The host at which the target finds the draft; without a delay, the draft's own."""
     if not delay:
         yield DRAFT
         return
@@ -120,7 +119,7 @@ def _cable(here: Sequence[str], delay: float) -> Iterator[str]:
 
 
 def draw(results: Document) -> Any:
-    """Speed-ups over the delay."""
+    """Draw speed-ups over the delay."""
     figure, axes = subplots()
     lines_over(axes, [job for job in results["jobs"] if job["settings"][KEY] != "beside"], KEY)
     axes.set_xlabel("delay of the network, one way (ms)")

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measured(keys: Sequence[str]) -> list[Document]:
-    """The results of the runs, one after another."""
+    """Run the comparison several times; return the results."""
     runs = ROOT / "runs" / f"machines-{dt.datetime.now().astimezone():%Y-%m-%d-%H%M%S}"
     return [run_amusd("compare", [*SETTINGS, *keys], runs / str(number)) for number in range(NUM_RUNS)]
 
@@ -69,7 +69,7 @@ def add_row(folder: Path, results: Sequence[Document], keys: Sequence[str]) -> N
 
 
 def write_table(folder: Path) -> None:
-    """Put the table of `rows.jsonl` at the end of the README."""
+    """Write the table of `rows.jsonl` to the end of the README."""
     readme = folder / "README.md"
     kept, mark, _ = readme.read_text(encoding="utf-8").partition(MARK)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]

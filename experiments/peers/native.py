@@ -10,11 +10,11 @@ from typing import Any, Literal
 from experiments.peers.process import Models, Runtime
 
 CONTEXT = 2048
-"""Longest prompt with its answer, in tokens."""
+"""Most tokens of a prompt and its answer."""
 FILE_TYPES = {"F16": 1, "BF16": 32}
-"""What GGUF calls a file whose matrices are of this type."""
+"""The name of the file type in GGUF, by the type of the matrices."""
 LOOKUPS = {"plain": 0, "prompt lookup, 2 tokens": 2, "prompt lookup, 10 tokens": 10}
-"""How many tokens a pass are proposed."""
+"""Tokens that are proposed in a pass."""
 
 
 class LlamaCpp(Runtime):
@@ -39,7 +39,7 @@ class LlamaCpp(Runtime):
     def generate(self, way: str, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """See `Runtime`."""
         model = self._models[way]
-        model.reset()  # or it would keep what this prompt shares with the last one
+        model.reset()  # else it would reuse what this prompt shares with the last one
         return list(itertools.islice(model.generate(prompt, temp=0.0, repeat_penalty=1.0), num_tokens))
 
 
@@ -85,7 +85,7 @@ class OpenVino(Runtime):
 def gguf_file(folder: Path, matrices: Literal["F16", "BF16"]) -> Path:
     """A GGUF file of the embedded target in `folder`, written first if needed (about ten seconds).
 
-    It has the target's values, which are those of bfloat16; float16 holds them too. The norms are in float32.
+    Its values are the target's, which are bfloat16 and fit float16, too. Norms are in float32.
     """
     from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
     from gguf.quants import dequantize, quantize

@@ -1,4 +1,4 @@
-"""A runtime in a process of its own, whose threads and cores are set before it is loaded."""
+"""A runtime in its own process, whose threads and cores are set before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 from amusd.errors import PeerError
 
 ANSWER_SECONDS = 600.0
-"""Longest that loading, or one answer, may take."""
+"""Longest time for loading, and for one answer."""
 ENDING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Folders with the checkpoints of target and draft, and one for further files."""
+    """Folders of the checkpoints of target and draft, and one for further files."""
 
     target: Path
     draft: Path
@@ -30,13 +30,13 @@ class Models:
 
 
 class Runtime(ABC):
-    """The target as another library decodes it: greedy, and an end-of-sequence token does not end an answer."""
+    """The target, decoded greedily by another library; end-of-sequence tokens do not end an answer."""
 
     name: ClassVar[str]
     package: ClassVar[str]
     """What pip installs."""
     ways: ClassVar[Mapping[str, Any]]
-    """How it can decode; `plain` is one of them."""
+    """Its ways to decode; `plain` is one of them."""
 
     @abstractmethod
     def __init__(self, models: Models, num_threads: int) -> None:
@@ -44,14 +44,14 @@ class Runtime(ABC):
 
     @abstractmethod
     def generate(self, way: str, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Exactly `num_tokens` tokens after `prompt`, none of which was computed in an earlier call."""
+        """Exactly `num_tokens` tokens behind `prompt`, without anything cached from earlier calls."""
 
 
 class RuntimeProcess:
     """The parent's end. `close` ends the process."""
 
     def __init__(self, kind: type[Runtime], models: Models, *, num_threads: int, cores: set[int]) -> None:
-        """`cores`: what the process may run on; empty: all."""
+        """`cores`: those that the process may use; empty: all."""
         self._name = kind.name
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
@@ -61,7 +61,7 @@ class RuntimeProcess:
         self._receive()
 
     def generate(self, way: str, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], int]:
-        """The tokens, and the nanoseconds they took in that process. Raises `PeerError`."""
+        """The tokens, and their time in that process in nanoseconds. Raises `PeerError`."""
         self._connection.send((way, list(prompt), num_tokens))
         tokens, duration_ns = self._receive()
         return tokens, duration_ns
@@ -84,7 +84,7 @@ class RuntimeProcess:
 
 
 def installed(kinds: Iterable[type[Runtime]]) -> dict[type[Runtime], str]:
-    """The version of each that is installed; the others are left out, with a line for each."""
+    """The versions of the installed ones. Prints a line for each of the others."""
     found = {}
     for kind in kinds:
         if distribution := next(iter(distributions(name=kind.package)), None):

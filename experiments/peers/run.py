@@ -37,7 +37,7 @@ WARM_UP_TOKENS = 8
 OURS = "amusd"
 
 Answer = Callable[[Sequence[int], int], tuple[list[int], int]]
-"""Prompt and number of tokens -> the tokens, and the nanoseconds they took."""
+"""Prompt and number of tokens -> the tokens, and their time in nanoseconds."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(request: Request, _arguments: object) -> None:
-    """Start everything, take turns, write what came out."""
+    """Start everything, take turns, write the results."""
     from launch.environment import describe_environment
 
     machine = describe_environment()
@@ -138,13 +138,13 @@ def _name(system: str, num_cores: int, way: str) -> str:
 
 
 def _plain_of(name: str) -> str:
-    """The plain decoding that a name is to be compared with: of the same system, and of its cores where it has both."""
+    """The plain decoding to compare with: that of the same system, on as many cores if both were measured."""
     system = name.partition(",")[0]
     return _name(OURS, 1, "plain") if system == OURS else f"{name.partition(':')[0]}: plain"
 
 
 def rows_of(per_prompt: Sequence[Document]) -> list[Document]:
-    """For each system: times over all prompts, and medians over prompts of the ratios to plain decoding."""
+    """For each system, times over all prompts, and medians over prompts of the ratios to plain decoding."""
     names = list(per_prompt[0]["ms_per_token"])
     stock = _name("transformers", 1, "plain")
 
@@ -166,7 +166,7 @@ def rows_of(per_prompt: Sequence[Document]) -> list[Document]:
 
 
 def rows_text(rows: Sequence[Document]) -> str:
-    """A line for each system."""
+    """A table with a line for each system."""
     header = ("system", "ms/token", "x own plain", "x transformers, 1 core", "as plain", "as ours")
     lines = [
         (
@@ -182,7 +182,7 @@ def rows_text(rows: Sequence[Document]) -> str:
 
 
 def draw(results: Document) -> Any:
-    """A bar for each system: the median over prompts, with the middle half as a line."""
+    """Draw a bar for each system: the median over prompts, with the middle half as a line."""
     names = [row["name"] for row in results["rows"]]
     figure, axes = subplots(width=8.5, height=0.28 * len(names) + 1.4)
     found = [middle_half([one["ms_per_token"][name] for one in results["per_prompt"]]) for name in names]

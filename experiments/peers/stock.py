@@ -45,12 +45,12 @@ class StockModel:
                 path, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
             )
         self.model: Any = model.to(device).eval().requires_grad_(requires_grad=False)
-        # No end-of-sequence token, so that every run is as long as it should be; `generate` would take the model's.
+        # No end-of-sequence token, so that every answer has the full length; `generate` would take the model's.
         self.model.generation_config.eos_token_id = None
         self._device = device
 
     def draft(self, num_tokens: int | None) -> None:
-        """Set how many tokens this model, as an assistant, proposes a round, however sure; None: its own choice."""
+        """Set how many tokens this model proposes in a round as an assistant, however unsure; None: its own choice."""
         config = self.model.generation_config
         config.num_assistant_tokens = num_tokens
         config.num_assistant_tokens_schedule = None if num_tokens is None else "constant"
@@ -86,7 +86,7 @@ class StockModel:
 
 
 class Transformers(Runtime):
-    """transformers, with the draft as its assistant."""
+    """transformers with the draft as its assistant."""
 
     name = "transformers"
     package = "transformers"

@@ -1,4 +1,4 @@
-"""A load of concurrent users on any OpenAI endpoint. `httpx` is imported where needed."""
+"""A load of concurrent users on any OpenAI endpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 """The JSON of a request."""
 SHOWN_CHARACTERS = 200
-"""Longest piece of a server's error message that is kept."""
+"""Characters of a server's error message that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,19 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What one request saw. Times are seconds since the load began."""
+    """The measurements of one request. Times are seconds since the load began."""
 
     index: int
-    """Which of the bodies it sent."""
+    """Index of the body that it sent."""
     sent: float
     chunks: Sequence[float]
-    """When each chunk with text came."""
+    """Arrival times of chunks with text."""
     end: float
     num_tokens: int
-    """By the server's `usage`; where it sends none, the number of chunks."""
+    """Number of tokens by the server's `usage`; without one, the number of chunks."""
     has_usage: bool
     digest: str
-    """Hash of the text: equal answers have equal ones."""
+    """Hash of the text, to compare answers."""
     error: str | None = None
 
     @property
@@ -88,7 +88,7 @@ async def first_model(url: str, api_key: str | None) -> str:
 
 
 async def measure(endpoint: Endpoint, users: int, bodies: Sequence[Body]) -> tuple[list[Sample], float]:
-    """Have users send all bodies, each the next once answered; returns samples in their order, and the seconds."""
+    """Have users send all bodies, each the next one when answered; return the samples in order, and the seconds."""
     import httpx
 
     async with httpx.AsyncClient(
@@ -109,7 +109,7 @@ async def measure(endpoint: Endpoint, users: int, bodies: Sequence[Body]) -> tup
 
 
 async def _ask(client: httpx.AsyncClient, body: Body, index: int, now: Callable[[], float]) -> Sample:
-    """Send one streamed request and read it to its end; what goes wrong is the sample's `error`."""
+    """Send one streamed request and read it to its end. The sample's `error` says what went wrong."""
     import httpx
 
     sent, error = now(), None
@@ -138,7 +138,7 @@ async def _ask(client: httpx.AsyncClient, body: Body, index: int, now: Callable[
 
 
 class _Answer:
-    """What the chunks of one stream have said so far."""
+    """The content of the chunks of one stream so far."""
 
     def __init__(self) -> None:
         self.chunks: list[float] = []
@@ -148,7 +148,7 @@ class _Answer:
         self.is_done = False
 
     def read(self, data: bytes, seconds: float) -> None:
-        """Take the `data` of one event that came at `seconds`. Raises as JSON and dicts do where it is no chunk."""
+        """Take the `data` of one event that came at `seconds`. Raises as JSON and dicts do if it is no chunk."""
         if data == b"[DONE]":
             self.is_done = True
             return

@@ -1,8 +1,7 @@
 """Latency under load: plain, synchronous and asynchronous decoding in turns on one `amusd serve`.
 
-Every block of requests is sent once in each mode before the next one. With `--url` the load goes to a server that runs
-already. Overrides of `amusd serve` come last: python experiments/serving/run.py --users 1 4 -- drafter=ngram
-policy=chain
+Every block of requests is sent once in each mode before the next block. With `--url` the load goes to a running server.
+Overrides of `amusd serve` come last: python experiments/serving/run.py --users 1 4 -- drafter=ngram policy=chain
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ import numpy as np
 
 from amusd.console import table
 from amusd.errors import ConfigError
-from experiments.common import Document, write_results
+from experiments.common import Document, end, start_amusd, write_results
 from experiments.plotting import LOOKS, caption, run, subplots
-from experiments.request import ROOT, Request, parser_of
+from experiments.request import Request, parser_of
 from experiments.serving.client import Body, Endpoint, Sample, first_model, measure
 
 USERS = (1, 2, 4, 8, 16)
@@ -39,7 +38,7 @@ REQUESTS_PER_USER = 2
 WARM_UP_TOKENS = 4
 PERCENTILES = (50, 90, 99)
 TTFT_LIMIT, TPOT_LIMIT = 2.0, 0.1
-"""Seconds to the first token, and for each further one, of an answer that counts as goodput."""
+"""Most seconds to the first token, and for each further one, of answers that count as goodput."""
 MODES: dict[str, dict[str, Any]] = {
     "autoregressive": {"mode": "autoregressive"},
     "synchronous": {"mode": "synchronous"},
@@ -49,7 +48,7 @@ MODES: dict[str, dict[str, Any]] = {
 Blocks = dict[tuple[int, str], tuple[list[Sample], float]]
 """By number of users and mode: the samples of all rounds, and their seconds together."""
 START_SECONDS, END_SECONDS, LOOK_SECONDS = 300.0, 60.0, 0.2
-"""How long the server may take to be ready and to end, and how often that is looked at."""
+"""Longest time for the server to be ready, and to end; time between two checks."""
 
 
 def main() -> None:
@@ -58,13 +57,13 @@ def main() -> None:
     parser.add_argument("--users", type=int, nargs="+", metavar="N", help=f"default: {USERS}")
     parser.add_argument("--rounds", type=int, default=1, help="blocks of each load (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
-    parser.add_argument("--url", help="of a server that runs already, without /v1; its key: $OPENAI_API_KEY")
+    parser.add_argument("--url", help="URL of a running server, without /v1; its key: $OPENAI_API_KEY")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for `amusd serve`")
     run(parser, measure_all, draw)
 
 
 def measure_all(request: Request, arguments: argparse.Namespace) -> None:
-    """Start the server, send every block in every mode, end it, write what came out."""
+    """Start the server, send every block in every mode, end it, write the results."""
     all_users = arguments.users or ([1, 2] if request.quick else USERS)
     request.runs.mkdir(parents=True, exist_ok=True)
     overrides = [f"max_num_seqs={max(all_users)}", "num_speculative_tokens=2", *arguments.overrides]
@@ -106,7 +105,7 @@ def bodies_of(request: Request, endpoint: Endpoint, temperature: float) -> list[
 
 
 def warm_up(endpoint: Endpoint, body: Body) -> None:
-    """One short answer that no row counts. Raises `ConfigError` if the endpoint gives none."""
+    """Ask for one short answer that no row counts. Raises `ConfigError` if the endpoint gives none."""
     samples, _ = asyncio.run(measure(endpoint, 1, [{**body, "max_tokens": WARM_UP_TOKENS}]))
     if samples[0].error:
         raise ConfigError(f"{endpoint.url}: {samples[0].error}")
@@ -115,7 +114,7 @@ def warm_up(endpoint: Endpoint, body: Body) -> None:
 def send_block(
     blocks: Blocks, endpoint: Endpoint, users: int, number: int, bodies: Sequence[Body], modes: Mapping[str, Body]
 ) -> None:
-    """The same requests in every mode; which mode begins changes from round to round."""
+    """Send the same requests in every mode; the mode that begins changes from round to round."""
     size = REQUESTS_PER_USER * users
     chosen = list(itertools.islice(itertools.cycle(bodies), number * size, (number + 1) * size))
     names = list(modes)
@@ -129,7 +128,7 @@ def send_block(
 
 
 def rows_of(blocks: Blocks) -> list[Document]:
-    """A row for each load and mode, with its speed-up and how many of its answers are those of the first mode."""
+    """A row for each load and mode, with its speed-up and the number of answers equal to those of the first mode."""
     rows: list[Document] = []
     plain: dict[int, tuple[Document, list[Sample]]] = {}
     for (users, mode), (samples, seconds) in blocks.items():
@@ -169,7 +168,7 @@ def row_of(name: str, users: int, samples: Sequence[Sample], seconds: float) -> 
 
 
 def spread(seconds: Sequence[float | None]) -> Mapping[str, float] | None:
-    """Mean and percentiles in milliseconds of what is there; None where nothing is."""
+    """Mean and percentiles in milliseconds of the known values; None without any."""
     found = [1000 * value for value in seconds if value is not None]
     if not found:
         return None
@@ -196,7 +195,7 @@ def rows_text(rows: Sequence[Document]) -> str:
 
 
 def identical_text(rows: Sequence[Document]) -> str:
-    """One line: all answers beside those of plain decoding."""
+    """One line that compares all answers with those of plain decoding."""
     others = [row for row in rows if row["name"] != "autoregressive"]
     same, number = (sum(row[name] for row in others) for name in ("identical", "num_requests"))
     return f"{same} of {number} answers are those of plain decoding under the same load"
@@ -214,17 +213,10 @@ def serving(overrides: Sequence[str], folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "launch.main", "serve", f"serve.port={port}", *overrides]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    url = f"http://127.0.0.1:{port}"
-    log = folder / "serve.log"
+    arguments = ["serve", f"serve.port={port}", *overrides, f"run_dir={folder / f'serve-{os.getpid()}'}"]
+    url, log = f"http://127.0.0.1:{port}", folder / "serve.log"
     with log.open("ab") as file:
-        process = subprocess.Popen(
-            [*command, f"run_dir={folder / f'serve-{os.getpid()}'}"],
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+        process = start_amusd(arguments, stdout=file, stderr=subprocess.STDOUT)
     try:
         _await_ready(process, url, log)
         yield url
@@ -234,10 +226,10 @@ def serving(overrides: Sequence[str], folder: Path) -> Iterator[str]:
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"amusd serve did not end within {END_SECONDS:.0f} s of SIGTERM; {log}") from error
     finally:
-        _end(process)
+        end(process)
 
 
-def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _await_ready(process: subprocess.Popen[Any], url: str, log: Path) -> None:
     """Return when `/health` answers 200. Raises `ConfigError` if the server ends first, or takes too long."""
     import httpx
 
@@ -254,23 +246,12 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise ConfigError(f"amusd serve was not ready within {START_SECONDS:.0f} s; {log}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server if it has not ended, also after an interruption."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 MODE_LOOKS = {"asynchronous": LOOKS["branching"], **LOOKS}
-"""Of the modes; rows with other names take what is left."""
+"""Colours of the modes; rows with other names take those left."""
 
 
 def draw(results: Document) -> Any:
-    """Four panels above one another; the band of a latency reaches from its median to its 99th percentile."""
+    """Four panels above one another. Bands of latencies reach from the median to the 99th percentile."""
     rows = [row for row in results["rows"] if row["num_complete"]]
     limits = results["limits"]
     panels: list[tuple[str, Callable[[Document], tuple[float, float]]]] = [

@@ -29,7 +29,7 @@ POLICIES: dict[DrafterKind, tuple[AsynchronousPolicy, ...]] = {
     "embedded": ("chain", "windowed", "branching", "auto"),
     "ngram": ("chain", "windowed", "auto"),
 }
-"""Of each drafter, those that it can."""
+"""Policies of each drafter."""
 CALIBRATING: dict[DrafterKind, tuple[AsynchronousPolicy, ...]] = {
     "embedded": ("chain", "branching"),
     "ngram": ("chain",),
@@ -42,7 +42,7 @@ CALIBRATING_WAIT = 1
 CALIBRATING_LENGTH = 2
 
 Setting = tuple[str, float, str, int]
-"""Drafter, delay in ms, policy or mode, and its tuned number (0: none)."""
+"""Drafter, delay in ms, policy or mode, and its tuned value (0: none)."""
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(request: Request, _arguments: object) -> None:
-    """Measure what was not given, predict, compare."""
+    """Measure, unless results are given, then predict and compare."""
     lines = request.lines()
     if len(lines) < 2:
         raise ConfigError(f"--num-prompts={request.num_prompts}: at least 2, a half to calibrate and a half to measure")
@@ -75,7 +75,7 @@ def measure(request: Request, _arguments: object) -> None:
 
 
 def measure_calibration(request: Request, lines: Sequence[str], name: str) -> list[Path]:
-    """One run for each draft."""
+    """Run each draft once."""
     found = []
     for drafter, policies in CALIBRATING.items():
         overrides = [
@@ -90,7 +90,7 @@ def measure_calibration(request: Request, lines: Sequence[str], name: str) -> li
 
 
 def measure_settings(request: Request, lines: Sequence[str]) -> list[Path]:
-    """Every draft, delay, length, policy and wait; the chain's other waits in runs of their own."""
+    """Run every draft, delay, length, policy and wait; the chain's other waits have runs of their own."""
     delays = DELAYS_MS[1:2] if request.quick else DELAYS_MS
     lengths = LENGTHS[1:2] if request.quick else LENGTHS
     waits = WAITS[:1] if request.quick else WAITS
@@ -147,7 +147,7 @@ def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path
 
 
 def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
-    """What a run of `amusd compare` measured for each length and policy, as the median over its prompts."""
+    """Speed-ups of a run of `amusd compare` for each length and policy: medians over its prompts."""
     from amusd.commands.contestants import contestants_of
 
     config, per_prompt = _config(run_dir), per_prompt_of(run_dir)
@@ -194,11 +194,11 @@ def _config(run_dir: Path) -> RunConfig:
     return read_config(run_dir)
 
 
-# What comes out
+# Comparing
 
 
 def summary_of(rows: Sequence[Document]) -> dict[str, Document]:
-    """Relative errors, by what calibrated and by draft, over settings that the calibration did not run."""
+    """Relative errors over settings that the calibration did not run, by calibration and draft."""
     groups: dict[str, list[Document]] = {}
     for row in rows:
         if not row["calibrated"]:
@@ -213,7 +213,7 @@ def summary_of(rows: Sequence[Document]) -> dict[str, Document]:
 
 
 def rows_text(rows: Sequence[Document]) -> str:
-    """A line for each setting."""
+    """A table with a line for each setting."""
     lines = [
         (
             _name(row),
@@ -234,7 +234,7 @@ def _name(row: Document) -> str:
 
 
 def summary_text(summary: dict[str, Document]) -> str:
-    """Median and worst of those that the calibration did not run."""
+    """Median and worst error over settings that the calibration did not run."""
     lines = [
         (name, str(own["num_settings"]), f"{100 * own['median']:.1f} %", f"{100 * own['worst']:.1f} %")
         for name, own in summary.items()
@@ -243,7 +243,7 @@ def summary_text(summary: dict[str, Document]) -> str:
 
 
 def draw(results: Document) -> Any:
-    """A point for each setting: colour and marker by policy, filled for the first draft, open for the others."""
+    """Draw a point for each setting: colour and marker by policy, filled for the first draft, open for others."""
     rows = [row for row in results["rows"] if row["calibration"] == "same prompts"]
     figure, axes = subplots(width=5.6, height=5.2)
     drafters = list(dict.fromkeys(row["drafter"] for row in rows))

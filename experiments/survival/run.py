@@ -1,8 +1,8 @@
 """How well does a run survive its draft? Kill it again and again; measure the pause and the time to its return.
 
 Each cycle kills the draft at a random moment of an answer, waits until a candidate of the next one is accepted, and
-measures plain decoding on the same prompt. Every answer has to be plain decoding's, and nothing may be left of the
-dead.
+measures plain decoding on the same prompt. Every answer has to be plain decoding's, and nothing may be left of killed
+drafts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from experiments.request import Request, parser_of
 
 WARM_UP_CYCLES = 1
 PLAIN_TOKENS = 48
-"""Of plain decoding, measured behind each cycle."""
+"""Tokens of plain decoding that are measured after each cycle."""
 RETURN_SECONDS = 120.0
-"""Longest that a draft may take to come back and be of use."""
+"""Longest time for the next draft to come and have a candidate accepted."""
 GOALS = {"pause_ms": 300.0, "attach_ms": 2000.0, "alone_of_plain": 0.95}
 
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def kill_and_measure(request: Request, arguments: argparse.Namespace) -> None:
-    """Kill, measure, write what came out; exit code 1 where a token was wrong or something was left."""
+    """Kill, measure, write the results. Exit code 1 if a token was wrong or anything is left behind."""
     from launch.environment import describe_environment
 
     machine = describe_environment()
@@ -73,7 +73,7 @@ def kill_and_measure(request: Request, arguments: argparse.Namespace) -> None:
 
 @dataclass
 class Survivor:
-    """An engine, what it is asked, and what it should say."""
+    """An engine, a prompt and its right answer."""
 
     engine: Engine
     events: list[Event]
@@ -84,7 +84,7 @@ class Survivor:
     num_exact: int = 0
 
     def plain(self, number: int, num_tokens: int) -> tuple[tuple[int, ...], Sequence[Event]]:
-        """Plain decoding's tokens, and the events of it."""
+        """Tokens and events of plain decoding."""
         before = len(self.events)
         params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
         decoding = DecodingConfig(mode="autoregressive")
@@ -107,10 +107,10 @@ class Survivor:
         return killed[0] if killed else 0
 
     def cycle(self, number: int, chance: random.Random) -> Document:
-        """Kill, wait for the return, measure plain decoding; what it took."""
+        """Kill the draft, wait for the next one, measure plain decoding; return the figures."""
         before = len(self.events)
         kill_at = chance.randrange(self.num_tokens // 2)
-        killed_ns = self.answer(number, kill_at, chance.uniform(0.0, 0.06))  # a pass and a half
+        killed_ns = self.answer(number, kill_at, chance.uniform(0.0, 0.06))  # of one and a half passes
         deadline = time.monotonic() + RETURN_SECONDS
         while (found := cycle_of(self.events[before:], killed_ns)) is None:
             if time.monotonic() >= deadline:
@@ -129,7 +129,7 @@ def kill(pid: int, killed: list[int]) -> None:
 
 
 def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
-    """All cycles, with one engine."""
+    """Run all cycles with one engine."""
     if num_cycles < 1:
         raise ConfigError(f"--cycles={num_cycles}: must be at least 1")
     prompts = [prompt.turns for prompt in request.load()]
@@ -140,7 +140,7 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     drafts, chance = DraftSource(config), random.Random(seed)  # noqa: S311
     pin_to(cores_for("target", allowed_cores(), config.hardware))  # the draft has its own from `drafts`
     with tempfile.TemporaryDirectory(prefix="amusd-") as links:
-        tempfile.tempdir = links  # socket files go nowhere else, so that what stays behind is seen
+        tempfile.tempdir = links  # all socket files go there, so that leftovers are found
         cycles = []
         with Engine.connect(config, drafts, recorder) as engine:
             pair = Survivor(engine, events, prompts, request.num_tokens)
@@ -165,26 +165,26 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     }
 
 
-# What a cycle took
+# Figures of a cycle
 
 
 def passes_of(events: Sequence[Event]) -> list[TargetPass]:
-    """The target's, in order."""
+    """The target's passes in order."""
     return [event for event in events if isinstance(event, TargetPass)]
 
 
 def neighbours(passes: Sequence[TargetPass]) -> list[tuple[TargetPass, TargetPass]]:
-    """Each two passes of an answer that follow each other."""
+    """Pairs of successive passes of an answer."""
     return [(last, one) for last, one in itertools.pairwise(passes) if last.sequence_id == one.sequence_id]
 
 
 def longest_pause(passes: Sequence[TargetPass]) -> int:
-    """Nanoseconds between two passes of an answer; 0 where there are none."""
+    """Longest time between two passes of an answer in nanoseconds; 0 without any."""
     return max((one.start_ns - last.end_ns for last, one in neighbours(passes)), default=0)
 
 
 def ms_per_token(passes: Sequence[TargetPass], *, left_out_ns: int = 0) -> float | None:
-    """From the end of one pass to that of the next of the same answer; None where there are none."""
+    """Time from the end of one pass to the end of the next of the same answer, per token; None without any."""
     pairs = neighbours(passes)
     ns = sum(one.end_ns - last.end_ns for last, one in pairs) - left_out_ns
     num_tokens = sum(one.num_tokens for _, one in pairs)
@@ -192,7 +192,7 @@ def ms_per_token(passes: Sequence[TargetPass], *, left_out_ns: int = 0) -> float
 
 
 def cycle_of(events: Sequence[Event], killed_ns: int) -> Document | None:
-    """What the target's events say of one kill; None while no candidate of the next draft has been accepted."""
+    """Figures of one kill from the target's events; None while no candidate of the next draft was accepted."""
     passes = passes_of(events)
     lost_ns = _first(events, "draft_lost", killed_ns)
     back_ns = None if lost_ns is None else _first(events, "draft_back", lost_ns)
@@ -217,11 +217,11 @@ def _first(events: Sequence[Event], name: str, after_ns: int) -> int | None:
     return next((event.start_ns for event in events if event.name == name and event.start_ns >= after_ns), None)
 
 
-# What is held
+# Open resources
 
 
 def held(links: str) -> dict[str, int]:
-    """What this process has open, which a cycle must not add to."""
+    """Counts of open resources of this process; no cycle may add to them."""
     process, maps = psutil.Process(), Path("/proc/self/maps").read_text(encoding="utf-8")
     return {
         "descriptors": process.num_fds(),
@@ -234,15 +234,15 @@ def held(links: str) -> dict[str, int]:
 
 
 def children() -> list[psutil.Process]:
-    """All that this process has started and that are still there, dead ones that nobody has waited for included."""
+    """The children of this process, with those that have ended but were not waited for."""
     return psutil.Process().children()
 
 
-# What it comes to
+# The summary
 
 
 def summary_of(cycles: Sequence[Document]) -> Document:
-    """Of each quantity: median, the worst tenth begins, worst; and how many of the cycles reach its goal."""
+    """For each quantity: median, 90th percentile, worst, and the number of cycles that reach its goal."""
     found = {}
     for name in ("pause_ms", "notice_ms", "away_ms", "attach_ms", "alone_of_plain"):
         is_floor = name == "alone_of_plain"
@@ -264,7 +264,7 @@ def summary_of(cycles: Sequence[Document]) -> Document:
 
 
 def problems_of(measured: Document) -> list[str]:
-    """What must not be, whatever the machine is like."""
+    """Lines about what must not happen on any machine."""
     problems = []
     if measured["num_exact"] != measured["num_answers"]:
         problems.append(f"{measured['num_answers'] - measured['num_exact']} answers are not plain decoding's")
@@ -279,7 +279,7 @@ def problems_of(measured: Document) -> list[str]:
 
 
 def summary_text(summary: Document) -> str:
-    """A line for each quantity."""
+    """A table with a line for each quantity."""
     lines = [
         (
             name,

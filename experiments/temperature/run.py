@@ -1,4 +1,4 @@
-"""What sampling costs each way to decode: temperatures from 0 to 1.5, candidates accepted by matching."""
+"""The cost of sampling for each way to decode: temperatures from 0 to 1.5, candidates accepted by matching."""
 
 from __future__ import annotations
 

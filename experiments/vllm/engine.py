@@ -4,10 +4,10 @@
           "pads": true}
     out  {"token_ids": [[...] ...], "seconds": 1.2, "counts": {...}}
 
-`num_tokens`: of each answer. `kills`: the draft is killed before these calls of the proposer, each counted from the
-kill before. `settings`: how `AsyncProposer` waits from now on, and in which batches it drafts (given at the start, each
-value would have vLLM compile the model anew). `pads`: fill the proposer's lists up, as for graphs. `counts`: what the
-calls of this order counted.
+`num_tokens`: for each answer. `kills`: the draft is killed before these calls of the proposer, each counted from the
+kill before. `settings`: those of `AsyncProposer` for waits and batch sizes from now on (if given at the start, vLLM
+would compile the model anew for each value). `pads`: fill up the proposer's lists, as for graphs. `counts`: those of
+this order's calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unittest.mock import Mock
 
 
 def main() -> None:
-    """Load, say `{}`, and answer until standard input ends."""
+    """Load, write `{}`, and answer until standard input ends."""
     settings = json.loads(sys.argv[1])
     for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = str(len(settings["cores"]))
@@ -49,7 +49,7 @@ def main() -> None:
             batch = runner.drafter.batch
             batch.settings = replace(batch.settings, **order["settings"])
         if order.get("pads"):
-            runner.drafter.compilation = Mock()  # whose every answer is true
+            runner.drafter.compilation = Mock()  # any attribute of it is true
         before = counts_of(runner)
         start = time.perf_counter()
         found = llm.generate(prompts, params, use_tqdm=False)
@@ -68,7 +68,7 @@ def counts_of(runner: Any) -> dict[str, float]:
 
 
 def propose_with_kills(drafter: Any, kills: list[int]) -> None:
-    """Have `drafter.propose` kill the draft after so many calls with a draft as the next of `kills` says."""
+    """Have `drafter.propose` kill the draft after as many calls with a draft as the next of `kills` says."""
     import psutil
 
     if not hasattr(drafter, "counts"):
@@ -77,7 +77,7 @@ def propose_with_kills(drafter: Any, kills: list[int]) -> None:
 
     def killing(*args: Any, **options: Any) -> Any:
         nonlocal num_calls
-        num_calls += drafter.batch.connection.link is not None  # what still loads is left alone
+        num_calls += drafter.batch.connection.link is not None  # one that still loads is not killed
         if kills and num_calls >= kills[0]:
             del kills[0]
             num_calls = 0

@@ -34,7 +34,7 @@ from experiments.request import ROOT, Request, parser_of
 PLAIN, PROPOSER, OURS = "vllm, plain", "vllm, AsyncProposer", "amusd, auto"
 WARM_UP_TOKENS = 8
 REPLY_SECONDS, END_SECONDS = 900, 60
-"""How long vLLM may take to load and compile, or to answer a batch; and to end."""
+"""Longest time for vLLM to load and compile, or to answer a batch; and to end."""
 
 KILLS = (5, 20, 10)
 """Calls of the proposer, each counted from the kill before."""
@@ -45,7 +45,7 @@ SHRINKING: Mapping[str, Document] = {
     ", always": {"draft_up_to_rows": 32},
     **{f", up to {number} rows": {"draft_up_to_rows": number} for number in (16, 8, 4)},
 }
-"""Those with `--shrinking`."""
+"""The settings with `--shrinking`."""
 MAX_NUM_SEQS = 32
 SKEW = 4
 SHORTEST = 8
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def measure(request: Request, arguments: argparse.Namespace) -> None:
-    """Start everything, take turns, write what came out."""
+    """Start everything, take turns, write the results."""
     from amusd.checkpoints.embedded_draft import export_draft
     from amusd.checkpoints.embedded_target import embedded_target_path
     from launch.environment import describe_environment
@@ -247,7 +247,7 @@ def _take_turns(
 
 
 def rows_of(batches: Sequence[Document]) -> list[Document]:
-    """For each system: milliseconds a token over all batches, and what became of the proposer's calls."""
+    """For each system, milliseconds per token over all batches, and the counts of the proposer's calls."""
     return [
         {
             "name": name,
@@ -266,7 +266,7 @@ def rows_of(batches: Sequence[Document]) -> list[Document]:
 
 
 def rows_text(rows: Sequence[Document]) -> str:
-    """A line for each system and batch size."""
+    """A table with a line for each system and batch size."""
     header = ("batch", "system", "ms/token", "last token s", "x plain", "as plain", "rows without", "accepted")
     plain = {row["batch_size"]: row["ms_per_token"] for row in rows if row["name"] == PLAIN}
     lines = []

@@ -122,7 +122,7 @@ def test_a_signal_ends_every_process_and_keeps_what_was_written(tmp_path: Path, 
         assert text
         return
     assert code == 128 + signum
-    assert err.endswith(f"amusd: interrupted; what there is lies in {running.folder}\n")
+    assert err.endswith(f"amusd: interrupted; what was measured is in {running.folder}\n")
     result = json.loads((running.folder / "result.json").read_text())
     assert result["complete"] is False
     assert result["text"].startswith(out.rstrip("\n"))

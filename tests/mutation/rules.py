@@ -610,7 +610,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/workload.py", "tests/test_workload.py"): {
         "lines end where text does not": ('.split("\\n"), start=1', ".splitlines(), start=1"),
         "the last answer of a conversation is part of the prompt": ("answers[-1]", "answers[-1] + 1"),
-        "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
+        "lines are counted from 0": ('("\\n"), start=1)', '("\\n"), start=0)'),
         "SPEED-Bench's placeholder is asked": ("if _PLACEHOLDER in line:", "if False:"),
     },
     ("amusd/integrations/vllm.py", "tests/integrations/test_vllm.py"): {

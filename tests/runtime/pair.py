@@ -21,7 +21,6 @@ from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
-from amusd.protocol.messages import TargetHello
 from amusd.runner.model_runner import ModelRunner
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
@@ -91,13 +90,6 @@ def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:
     return lambda number: [make() for _ in range(number)]
 
 
-class KeepingServer(DraftServer):
-    def recorder_of(self, hello: TargetHello) -> Recorder:
-        return self.recorder
-
-    recorder: Recorder
-
-
 class DraftThread:
     """A life of the draft, on a thread of its own, and how it ended."""
 
@@ -106,8 +98,7 @@ class DraftThread:
     def __init__(self, drafts: DraftThreads, link: MemoryTransport) -> None:
         self.link = link
         self.recorder: Recorder = KeepingRecorder("draft")
-        self._server = KeepingServer(EngineConfig(), "", is_own=True)
-        self._server.recorder = self.recorder
+        self._server = DraftServer(EngineConfig(), "", is_own=True, recorder=self.recorder)
         made = {name: [make() for _ in range(drafts.max_num_seqs)] for name, make in drafts.factories.items()}
         self.thread = threading.Thread(target=self._run, args=(Offer(made, ""),), daemon=True)
         self.thread.start()

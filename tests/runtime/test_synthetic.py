@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
 
-from amusd.commands.generate import scripts_of
+from amusd.commands.generate import options_of
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.tracing.metrics import total
@@ -36,10 +36,10 @@ def test_a_candidate_whose_predecessors_were_accepted_is_accepted_with_the_proba
 
 def test_a_command_decodes_the_answer_in_advance_once_for_each_request() -> None:
     with pair(synthetic(1.0)) as (engine, _):
-        script, schedule = scripts_of(engine), decoding("synchronous")
-        assert script(PROMPT, params(8), decoding("autoregressive")) == ()
-        assert script(PROMPT, params(8), schedule, "ngram") == ()
+        options, schedule = options_of(engine), decoding("synchronous")
+        assert options(PROMPT, params(8), decoding("autoregressive"))["reference"] == ()
+        assert options(PROMPT, params(8), schedule, "ngram")["reference"] == ()
         for num_tokens in (8, 8, 9):
-            told = script(PROMPT, params(num_tokens), schedule)
+            told = options(PROMPT, params(num_tokens), schedule)["reference"]
             assert told == reference(num_tokens)[len(PROMPT) :]
         assert engine.worker.counts.num_tokens == 8 + 9
