@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pytest
 from memory_link import MemoryTransport, memory_pair
 from oracle import OracleDrafter
 from passes import forward
@@ -21,8 +22,11 @@ from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
+from amusd.policies.base import Policy
+from amusd.policies.schedules import ContinuousPolicy
 from amusd.protocol.messages import TargetHello
 from amusd.runner.model_runner import ModelRunner
+from amusd.runtime import draft_client
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import TOLD
@@ -144,7 +148,9 @@ class DraftThreads:
         return None
 
     def drop(self) -> None:
+        """Kill the link, and wait until the draft has ended: the next one can begin at once."""
         self.lives[-1].link.kill()
+        self.lives[-1].thread.join(TIMEOUT_SECONDS)
 
     def stop(self) -> None:
         """Wait until all of them have ended."""
@@ -173,10 +179,11 @@ def engine_of(
     drafts = DraftThreads(factories, max_num_seqs, can_repeat=restarts, **delays)
     drafts.wrap = wrap_target_link
     recorder = KeepingRecorder("target")
-    with ExitStack() as running:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as running:
+        patch.setattr(draft_client, "FINAL_PROGRESS_SECONDS", TIMEOUT_SECONDS)  # however slow the machine is
         connection = Connection.to(drafts, EngineConfig(startup_timeout_seconds=TIMEOUT_SECONDS), running)
         connection.await_first(tokenizer.fingerprint)
-        client = DraftClient(recorder, connection)
+        client = DraftClient(recorder, connection, hello_seconds=TIMEOUT_SECONDS)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(factories)) as engine:
             yield engine, drafts
@@ -227,6 +234,16 @@ def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
     return DecodingConfig(mode=mode, **settings)  # type: ignore[arg-type]  # the tests choose the fields
 
 
+def waiting(config: DecodingConfig, *, can_branch: bool) -> Policy:
+    """A chain that no pass runs ahead of: that candidates are judged is no matter of timing."""
+    waits = {"min_candidates": 1, "max_wait_passes": 1e6}
+    return ContinuousPolicy(max_lookahead=config.max_lookahead, tokens_per_message=1, always_waits=True, **waits)
+
+
+WAITING = "runtime.pair:waiting"
+"""It, as a `policy`."""
+
+
 def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
     return SamplingParams(max_new_tokens=num_tokens, stop=stop)
 
@@ -258,3 +275,11 @@ def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
 
     model.run = counted  # type: ignore[method-assign]
     return passes
+
+
+def await_restarts(engine: Engine, number: int) -> None:
+    """Compute until so many lost drafts were replaced."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while engine.draft.num_restarts < number:
+        assert time.monotonic() < deadline, "no draft came back"
+        engine.scheduler.step()

@@ -28,7 +28,9 @@ TREES: dict[str, Callable[[], Drafter]] = {
 
 
 def branching(length: int = 5, **changes: object) -> DecodingConfig:
-    return decoding("asynchronous", length, policy="branching", **{"fan_out": 3, "rows_per_step": 4, **changes})
+    """Whose passes wait for candidates, however slow the draft is."""
+    tree = {"fan_out": 3, "rows_per_step": 4, "max_wait_passes": 1e6}
+    return decoding("asynchronous", length, policy="branching", **{**tree, **changes})
 
 
 def blocks(num_steps: int) -> DecodingConfig:

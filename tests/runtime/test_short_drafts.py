@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
+from runtime.pair import PROMPT, VOCAB_SIZE, WAITING, decoding, pair, params, reference
 from table_model import TableModel
 
 from amusd.drafters.base import Drafter
@@ -22,7 +22,7 @@ SHORT = TableModel(
 )
 SCHEDULES = {
     "synchronous": decoding("synchronous", 4),
-    "chain": decoding("asynchronous", policy="chain"),
+    "chain": decoding("asynchronous", policy=WAITING),
     "windowed": decoding("asynchronous", policy="windowed"),
 }
 MAKERS: dict[str, Callable[[], Drafter]] = {
