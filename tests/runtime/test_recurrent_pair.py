@@ -15,7 +15,7 @@ from lines import logged
 from models import test_decoder
 from models.recurrent_models import RECURRENT, VOCAB, check_greedy, noisy_model, our_model
 from models.tiny import byte_tokenizer
-from runtime.pair import decoding, engine_of, on_pass
+from runtime.pair import await_restarts, decoding, engine_of, on_pass
 from table_model import TableTokenizer
 
 from amusd.checkpoints.loading import DRAFT_ROWS
@@ -83,8 +83,8 @@ def check_pair(
         for schedule in schedules:
             for answer, prompt in zip(engine.generate(prompts, params, decoding=schedule), prompts, strict=True):
                 check_greedy(name, prompt, answer.token_ids)
+        await_restarts(engine, int(restarts))
         counts = engine.worker.counts
-        assert len(drafts.lives) == 1 + restarts
     if schedules[-1] is not PLAIN:
         assert 0 < counts.num_accepted < counts.num_verified
 
@@ -207,7 +207,9 @@ def test_a_draft_that_is_killed_costs_no_token(tmp_path: Path) -> None:
         answers = [engine.submit(prompt, params) for prompt in prompts]
         for number, _ in enumerate(answers[0]):
             if number == 30:
-                psutil.Process(engine.draft.pid).kill()
+                process = psutil.Process(engine.draft.pid)
+                process.kill()
+                process.wait(60)
         assert [answer.result().token_ids for answer in answers] == plain
         assert (len(engine.draft.losses), engine.worker.counts.num_accepted > 0) == (1, True)
     assert [line for line in lines if line.startswith("verify_width=bucketed: the target has recurrent states")]
