@@ -150,7 +150,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/models/numerics.py", "tests/models/test_numerics.py"): {
         "a track reaches beyond the border of keys": ("1 + num_free", "2 + num_free"),
     },
-    ("amusd/models/passes.py", "tests/models/test_tree_pass.py"): {
+    ("amusd/models/passes.py", "tests/drafters/test_tree.py"): {
         "rows of a tree see each other": ("row[list(branch)] = np", "seen[:, list(branch)] = np"),
     },
     ("amusd/runner/row_counts.py", "tests/runner/test_batch.py"): {
