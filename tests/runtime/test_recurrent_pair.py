@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-import psutil
 import pytest
 from integrations import test_vllm
-from lines import logged
 from models import test_decoder
 from models.recurrent_models import RECURRENT, VOCAB, check_greedy, noisy_model, our_model
-from models.tiny import byte_tokenizer
 from runtime.pair import await_restarts, decoding, engine_of, on_pass
 from table_model import TableTokenizer
 
 from amusd.checkpoints.loading import DRAFT_ROWS
-from amusd.config import DecodingConfig, EngineConfig, SamplingParams
+from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.drafters.factory import cascade_factory
 from amusd.drafters.model import ModelDrafter
@@ -31,7 +26,6 @@ from amusd.protocol.draft_session import MAX_NODES
 from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 
 NOISE = 0.1
@@ -188,28 +182,3 @@ def test_a_recurrent_draft_serves_vllm(rows_per_step: int, monkeypatch: pytest.M
         runner.drafts.let(9)
         num_right += sum(runner.run())
     assert num_right > 40
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a killed draft is forked anew on Linux alone")
-def test_a_draft_that_is_killed_costs_no_token(tmp_path: Path) -> None:
-    """Checkpoints, processes and the default schedule."""
-    tokenizer = byte_tokenizer()
-    for folder, noise in (("target", 0.0), ("draft", NOISE)):
-        noisy_model("lfm2", noise, vocab_size=len(tokenizer)).save_pretrained(tmp_path / folder)
-        tokenizer.save_pretrained(tmp_path / folder)
-    models = [{"kind": "hf", "model": str(tmp_path / name), "dtype": "float32"} for name in ("target", "draft")]
-    config = from_mapping(EngineConfig, {"target": models[0], "drafters": models[1:], "max_model_len": 400})
-    params = SamplingParams(max_new_tokens=100, ignore_eos=True)
-    prompts = [tuple(place % 90 + 3 for place in range(length)) for length in (5, 130, 200)]
-    with logged() as lines, Engine.start(config) as engine:
-        plain = [answer.token_ids for answer in engine.generate(prompts, params, decoding=PLAIN)]
-        answers = [engine.submit(prompt, params) for prompt in prompts]
-        for number, _ in enumerate(answers[0]):
-            if number == 30:
-                process = psutil.Process(engine.draft.pid)
-                process.kill()
-                process.wait(60)
-        assert [answer.result().token_ids for answer in answers] == plain
-        assert (len(engine.draft.losses), engine.worker.counts.num_accepted > 0) == (1, True)
-    assert [line for line in lines if line.startswith("verify_width=bucketed: the target has recurrent states")]
