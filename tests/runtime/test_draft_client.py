@@ -410,3 +410,23 @@ def test_a_wait_for_no_time_is_none() -> None:
     target = Target()
     request, stop = target.request(3)
     assert len(list(decode(target.worker, replace(request, policy=Hesitant()), stop))) == 3
+
+
+def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only() -> None:
+    clock = Clock()
+    num_read = 0
+
+    class Flood(Link):
+        def receive(self, timeout: float) -> Message:
+            nonlocal num_read
+            num_read += 1
+            clock.pass_by(0.005)
+            return Progress(1, 0, 0, 0, 0, 1)
+
+    client = DraftClient(Recorder("target", clock=clock), Connection(Flood(clock), 1))
+    sequence: Any = Mock(at_draft=None, max_silence_seconds=1.0)
+    client._sequences[1] = sequence
+    client.drain()
+    assert num_read == 4
+    client.drain()
+    assert num_read == 8
