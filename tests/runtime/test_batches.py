@@ -25,13 +25,13 @@ from runtime.pair import (
     target_model,
 )
 from runtime.table_tree import TableTreeDrafter, spread
-from table_model import TableModel
+from runtime.test_sampled import DRAFTERS, FILTERS
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter
 from amusd.drafters.model import ModelDrafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import PeerProtocolError
@@ -44,8 +44,8 @@ PLAIN = decoding("autoregressive")
 START = (3,)
 """A prompt that needs no prefill, so that what is admitted together has its passes together."""
 CHAINS: dict[str, Callable[[], Drafter]] = {
-    "same": lambda: ModelDrafter(target_model()),
-    "stranger": lambda: ModelDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
+    **DRAFTERS,
+    "lookup first": lambda: ModelDrafter(target_model(), NgramCache(2)),
     "ngram": lambda: NgramDrafter(1),
 }
 TREES: dict[str, Callable[[], Drafter]] = {"same": lambda: TableTreeDrafter(places=spread(3))}
@@ -79,7 +79,7 @@ def asked(draw: random.Random, number: int) -> Asked:
     schedule = draw.choice(SCHEDULES)
     if rule == "rejection" and schedule.policy == "branching":
         schedule = SCHEDULES[2]
-    filters: dict[str, Any] = draw.choice(({}, {"top_k": 5}, {"top_p": 0.9}, {"repetition_penalty": 1.2}))
+    filters = draw.choice(FILTERS)
     drafter = None if schedule.mode == "autoregressive" else draw.choice(tuple(CHAINS))
     if schedule.policy == "branching" and schedule.mode == "asynchronous":
         drafter = "same"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.sessions import hash_of
-from runtime.clocked import Clock, Link
+from runtime.clocked import Clock, Link, Source
 from runtime.pair import decode
 from table_model import TableModel
 
@@ -36,32 +36,6 @@ SILENCE = 0.3
 PASS_SECONDS = 0.01
 
 
-class Next:
-    """The source of the next draft, which loads for `load_seconds`; to lose it meanwhile is to begin again."""
-
-    process = is_here = can_repeat = True
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._ready_ns = clock, 0
-        self.load_seconds = 0.0
-
-    def start(self) -> bool:
-        self._ready_ns = self._clock.ns + round(self.load_seconds * 1e9)
-        return True
-
-    def connect(self) -> Link | None:
-        if self._clock.ns < self._ready_ns:
-            return None
-        self.link = Link(self._clock)
-        return self.link
-
-    def ended(self, _timeout: float, /) -> None:
-        return None
-
-    def drop(self) -> None:
-        pass
-
-
 class SlowModel(TableModel):
     clock: Clock
 
@@ -73,8 +47,9 @@ class SlowModel(TableModel):
 class Target:
     def __init__(self, *, round_trip_seconds: float = 0.0) -> None:
         self.clock = Clock()
-        self.link, self.next = Link(self.clock), Next(self.clock)
+        self.link, self.next = Link(self.clock), Source(self.clock)
         recorder = Recorder("target", clock=self.clock)
+        self.next.process = None  # there is nothing whose end would be waited for
         source: Any = self.next
         self.connection = Connection(self.link, 1, source, clock=self.clock)
         self.client = DraftClient(recorder, self.connection, round_trip_seconds)
@@ -188,7 +163,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     assert (target.connection.presence, Connection().presence) == ("away", "none")
     assert target.client.look_for_next()
     assert target.client.may_hear(sequence)
-    target.next.link.inbox.append(nonsense)
+    target.next.links[-1].inbox.append(nonsense)
     target.client.drain()
     assert target.connection.link is not None
     assert target.connection.losses == ["the link is cut"]
@@ -269,26 +244,14 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
             target.clock.pass_by(SILENCE)
             target.client.drain()
             target.client.tell(sequence)
+            target.connection.count_nonsense()
+            target.connection.lose("it is gone")
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
         target.connection.accepted()  # or after so many losses it were given up
         assert target.client.may_hear(sequence)
         assert target.connection.losses == ["the link is cut"] * number
     assert (target.connection.num_restarts, caplog.messages) == (30, [])
-
-
-def test_a_draft_that_is_lost_while_it_is_told_again_is_lost_once() -> None:
-    target = Target()
-    sequence = target.open(1000)
-    target.next.load_seconds = 8.0
-    target.link.is_lost = True
-    for _ in range(20):
-        target.clock.pass_by(SILENCE)
-        target.client.tell(sequence)
-        target.client.drain()
-    target.connection.count_nonsense()
-    target.connection.lose("it is gone")
-    assert target.connection.losses == ["the link is cut"]
 
 
 def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> None:
@@ -339,7 +302,7 @@ def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
     target.link.is_lost = True
     for _ in answer:
         pass
-    first, second = target.link.messages(Open)[0], target.next.link.messages(Open)[0]
+    first, second = target.link.messages(Open)[0], target.next.links[-1].messages(Open)[0]
     assert first.reference == tuple(plain)
     assert (*second.token_ids, *second.reference) == (*PROMPT, *plain)
     assert len(second.reference) < len(plain)

@@ -1,4 +1,4 @@
-"""Matching: for a seed, the tokens of plain decoding in every mode, whatever the draft is; logprobs; the ratio test."""
+"""Sampling by both workers: a draft equal to the target, logprobs, the ratio test (all modes: `test_batches.py`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from passes import forward
 from runtime.pair import PROMPT, VOCAB_SIZE, WAITING, decoding, pair, target_model
 from table_model import TableModel
 
-from amusd.answer import Generation
 from amusd.config import SamplingParams
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter
-from amusd.engine import Engine
+from amusd.drafters.ngram import NgramCache
 from amusd.types import Mode
 
 SPECULATIVE = ["synchronous", "asynchronous"]
@@ -35,30 +33,11 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "cascade": lambda: CascadeDrafter(target_model(), ModelDrafter(STRANGER, NgramCache(2))),
     "same": lambda: ModelDrafter(target_model()),
     "stranger": lambda: ModelDrafter(STRANGER),
-    "ngram": lambda: NgramDrafter(1),
-    "lookup first": lambda: ModelDrafter(target_model(), NgramCache(2)),
 }
 
 
 def params(temperature: float, **changes: Any) -> SamplingParams:
     return SamplingParams(temperature=temperature, max_new_tokens=NUM_TOKENS, **{"seed": 11, **changes})
-
-
-def plain(engine: Engine, wanted: SamplingParams) -> Generation:
-    return engine.generate(PROMPT, wanted, decoding=decoding("autoregressive"))
-
-
-@pytest.mark.parametrize(
-    ("temperature", "filters"), list(zip((1.5, 0.3, 1.0, 0.7, 1.0, 0.7), FILTERS, strict=True)), ids=str
-)
-def test_every_mode_and_drafter_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
-    wanted = params(temperature, **filters)
-    with pair(DRAFTERS, max_delay_seconds=0.002, seed=4) as (engine, _):
-        expected = plain(engine, wanted)
-        for mode in SPECULATIVE:
-            for drafter in DRAFTERS:
-                answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
-                assert answer.token_ids == expected.token_ids, (mode, drafter)
 
 
 @pytest.mark.parametrize(("acceptance", "least"), [("matching", 1.0), ("rejection", 0.99)])
