@@ -480,8 +480,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runner/model_runner.py", "tests/runner/test_contract.py"): {
         "sequences of a memory share their bias": ("self._sampling[memory], cache.number", "self._sampling[memory], 0"),
-    },
-    ("amusd/runner/model_runner.py", "tests/runner/test_captured.py"): {
         "a chunk of a prompt is written beside rows of other positions": ("cache.put_in_order()", "pass"),
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_gathering.py"): {
