@@ -227,7 +227,12 @@ def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:
 
 
 def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
-    """A schedule whose candidate blocks are at most `length` long, and that waits for a draft that is held up."""
+    """A schedule whose candidate blocks are at most `length` long, and that waits for a draft that is held up.
+
+    `policy`: a setting's value, or "waiting", the one above.
+    """
+    if changes.get("policy") == "waiting":
+        changes["policy"] = "runtime.pair:waiting"
     settings: dict[str, object] = {
         "max_lookahead": max(length, 2), "num_speculative_tokens": length, "max_silence_seconds": 20.0, **changes
     }  # fmt: skip
@@ -238,10 +243,6 @@ def waiting(config: DecodingConfig, *, can_branch: bool) -> Policy:
     """A chain that no pass runs ahead of: that candidates are judged is no matter of timing."""
     waits = {"min_candidates": 1, "max_wait_passes": 1e6}
     return ContinuousPolicy(max_lookahead=config.max_lookahead, tokens_per_message=1, always_waits=True, **waits)
-
-
-WAITING = "runtime.pair:waiting"
-"""It, as a `policy`."""
 
 
 def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:

@@ -8,17 +8,7 @@ import pytest
 import torch
 from memory_link import MemoryTransport, memory_pair
 from msgspec.structs import replace
-from runtime.pair import (
-    PROMPT,
-    WAITING,
-    await_restarts,
-    decoding,
-    pair,
-    params,
-    reference,
-    restarting_pair,
-    target_model,
-)
+from runtime.pair import PROMPT, await_restarts, decoding, pair, params, reference, restarting_pair, target_model
 from torch import Tensor
 
 from amusd.answer import Answer
@@ -82,7 +72,7 @@ class LossyLink:
 
 def begin(engine: Engine, prompt: tuple[int, ...], mode: Mode, num_tokens: int) -> Answer:
     engine.worker.model.feature_columns = {NAME: slice(0, 4)}
-    return engine.submit(prompt, params(num_tokens), decoding=decoding(mode, policy=WAITING), drafter=NAME)
+    return engine.submit(prompt, params(num_tokens), decoding=decoding(mode, policy="waiting"), drafter=NAME)
 
 
 def ask(engine: Engine, prompt: tuple[int, ...], mode: Mode = "synchronous", num_tokens: int = 8) -> tuple[int, ...]:

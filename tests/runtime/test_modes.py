@@ -11,7 +11,6 @@ from runtime.pair import (
     PROMPT,
     TIMEOUT_SECONDS,
     VOCAB_SIZE,
-    WAITING,
     decoding,
     on_pass,
     oracle,
@@ -39,7 +38,7 @@ def test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one(mode:
     """A cache that is one position off after any round would show here (vLLM #3951, mlxcel #994)."""
     with pair({"same": lambda: ModelDrafter(target_model())}) as (engine, _):
         for _round in range(2):
-            answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length, policy=WAITING))
+            answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length, policy="waiting"))
             metrics = answer.metrics
             assert metrics.as_dict()["acceptance_rate"] == 1.0
             assert metrics.draft is not None
@@ -53,7 +52,7 @@ def test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one(mode:
 @pytest.mark.parametrize("length", [1, 8])
 def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) -> None:
     with pair({"oracle": oracle(NUM_TOKENS, always_wrong())}) as (engine, _):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length, policy=WAITING))
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length, policy="waiting"))
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
     assert answer.metrics.num_verified > 0
     assert answer.metrics.num_accepted == 0
@@ -169,7 +168,7 @@ SHORT = TableModel(
 )
 WAITS = {
     "synchronous": decoding("synchronous", 4),
-    "chain": decoding("asynchronous", policy=WAITING),
+    "chain": decoding("asynchronous", policy="waiting"),
     "windowed": decoding("asynchronous", policy="windowed"),
 }
 MAKERS: dict[str, Callable[[], Drafter]] = {

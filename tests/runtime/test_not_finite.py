@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.pair import PROMPT, WAITING, decoding, pair, plain_engine, reference, target_model
+from runtime.pair import PROMPT, decoding, pair, plain_engine, reference, target_model
 
 from amusd.config import SamplingParams
 from amusd.drafters.model import ModelDrafter
@@ -28,7 +28,7 @@ SAMPLINGS = {
 SCHEDULES = {
     "plain": decoding("autoregressive"),
     "synchronous": decoding("synchronous"),
-    "chain": decoding("asynchronous", policy=WAITING),
+    "chain": decoding("asynchronous", policy="waiting"),
 }
 
 

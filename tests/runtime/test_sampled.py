@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from passes import forward
-from runtime.pair import PROMPT, VOCAB_SIZE, WAITING, decoding, pair, target_model
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
 from table_model import TableModel
 
 from amusd.config import SamplingParams
@@ -50,7 +50,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(filters: dict[str, Any],
     with pair({name: DRAFTERS[name] for name in ("same", "cascade")}) as (engine, _):
         for mode, drafter, length in (("synchronous", "same", 4), ("asynchronous", "cascade", 8)):
             wanted = params(1.0, acceptance=acceptance, **filters)
-            schedule = decoding(mode, length, policy=WAITING)
+            schedule = decoding(mode, length, policy="waiting")
             answer = engine.generate(PROMPT, wanted, decoding=schedule, drafter=drafter)
             assert len(answer.token_ids) == NUM_TOKENS
             assert answer.metrics.num_verified > 0
