@@ -46,26 +46,31 @@ def answered(device: str, distribution: Distribution) -> tuple[int, ...]:
     return target.tokens
 
 
-@pytest.mark.parametrize("work", [drafted, answered])
-@pytest.mark.parametrize("distribution", [GREEDY, WIDE, RATIO_TEST], ids=["greedy", "wide", "ratio test"])
-def test_tokens_are_those_of_a_cpu(work: Callable[..., object], distribution: Distribution) -> None:
-    expected = work("cpu", distribution)
-    with fake_cuda(values=True) as gpus:
-        assert work("cuda:1", distribution) == expected
-    assert gpus.record.devices == {1}
+LATE = [(drafted, COUNTS), (answered, COUNTS), (answered, RATIO_TEST)]
+AT_ONCE = [(drafted, GREEDY), (answered, GREEDY), (drafted, RATIO_TEST), (drafted, WIDE), (answered, WIDE)]
 
 
-@pytest.mark.parametrize(("seed", "cuda_graphs"), [(0, True), (1, True), (5, True), (1, False)])
-@pytest.mark.parametrize("work", [(drafted, COUNTS), (answered, COUNTS), (answered, RATIO_TEST)])
-def test_tokens_are_those_of_a_cpu_when_streams_run_late(
-    work: tuple[Callable[..., object], Distribution], seed: int, cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("work", "seed", "cuda_graphs"),
+    [
+        *((work, seed, graphs) for work in LATE for seed, graphs in ((0, True), (1, True), (5, True), (1, False))),
+        *((work, None, True) for work in AT_ONCE),
+    ],
+)
+def test_tokens_are_those_of_a_cpu(
+    work: tuple[Callable[..., object], Distribution],
+    seed: int | None,
+    cuda_graphs: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(builders._SMALL, "vocab_size", 512)
-    monkeypatch.setattr(builders, "capture_for", lambda device, **_: capture_for(device, cuda_graphs=cuda_graphs))
     compute, distribution = work
+    if distribution is not WIDE:
+        monkeypatch.setitem(builders._SMALL, "vocab_size", 512)
+    monkeypatch.setattr(builders, "capture_for", lambda device, **_: capture_for(device, cuda_graphs=cuda_graphs))
     expected = compute("cpu", distribution)
     with fake_cuda(values=True, seed=seed) as gpus:
         assert compute("cuda:1", distribution) == expected
+    assert gpus.record.devices == {1}
     assert bool(gpus.record.replays) == cuda_graphs
 
 
