@@ -24,16 +24,9 @@ from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
 
 _SMALL = {
-    "model_type": "llama",
-    "vocab_size": 16_384,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
+    "model_type": "llama", "vocab_size": 16_384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **options: Any) -> ModelRunner:

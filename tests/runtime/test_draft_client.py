@@ -78,17 +78,8 @@ def candidate(sequence: TargetSequence, token_ids: Sequence[int], *, incarnation
 
 
 def chain(sequence_id: int, committed: Sequence[int], token_ids: Sequence[int], incarnation: int = 1) -> Candidate:
-    return Candidate(
-        sequence_id=sequence_id,
-        incarnation=incarnation,
-        base=len(committed),
-        prefix_hash=hash_of(tuple(committed)),
-        first=1,
-        parents=tuple(range(len(token_ids))),
-        token_ids=tuple(token_ids),
-        weights=(),
-        more=True,
-    )
+    numbers, prefix = tuple(range(len(token_ids))), (len(committed), hash_of(committed))
+    return Candidate(sequence_id, incarnation, *prefix, 1, numbers, tuple(token_ids), (), more=True)
 
 
 WAITS = st.lists(st.floats(0.001, 0.2), max_size=12)
