@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from table_model import TableModel, TableTokenizer
 from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.child import Ended
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
-from amusd.drafters.base import Drafter, DrafterFactory
+from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.models.numerics import Numerics
@@ -90,57 +91,45 @@ class KeepingRecorder(Recorder):
         pass
 
 
-def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:
-    """A factory of drafters that share nothing."""
-    return lambda number: [make() for _ in range(number)]
-
-
-class KeepingServer(DraftServer):
-    def recorder_of(self, hello: TargetHello) -> Recorder:
-        return self.recorder
-
-    recorder: Recorder
-
-
-class DraftThread:
+class DraftThread(DraftServer):
     """A life of the draft, on a thread of its own, and how it ended."""
 
     code: int | None = None
 
     def __init__(self, drafts: DraftThreads, link: MemoryTransport) -> None:
-        self.link = link
-        self.recorder: Recorder = KeepingRecorder("draft")
-        self._server = KeepingServer(EngineConfig(), "", is_own=True)
-        self._server.recorder = self.recorder
+        super().__init__(EngineConfig(), "", is_own=True)
+        self.link, self.recorder = link, KeepingRecorder("draft")
         made = {name: [make() for _ in range(drafts.max_num_seqs)] for name, make in drafts.factories.items()}
         self.thread = threading.Thread(target=self._run, args=(Offer(made, ""),), daemon=True)
         self.thread.start()
 
+    def recorder_of(self, hello: TargetHello) -> Recorder:
+        return self.recorder
+
     def _run(self, offer: Offer) -> None:
         try:
-            self.code = self._server.serve_target(self.link, offer)
+            self.code = self.serve_target(self.link, offer)
         finally:
             self.link.close()
 
 
+@dataclass
 class DraftThreads:
     """Starts drafts on threads, as soon as a target connects. A `DraftSource`."""
 
+    factories: Factories
+    max_num_seqs: int
+    can_repeat: bool
+    wrap: Callable[[MemoryTransport], Transport]
+    delays: Mapping[str, Any]
+    lives: list[DraftThread] = field(default_factory=list)
     process = is_here = True
-
-    def __init__(self, factories: Factories, max_num_seqs: int, *, can_repeat: bool, **delays: Any) -> None:
-        self.factories = factories
-        self.max_num_seqs = max_num_seqs
-        self.can_repeat = can_repeat
-        self.wrap: Callable[[MemoryTransport], Transport] = lambda link: link
-        self._delays = delays
-        self.lives: list[DraftThread] = []
 
     def start(self) -> bool:
         return not self.lives or not self.lives[-1].thread.is_alive()
 
     def connect(self) -> Transport:
-        target_end, draft_end = memory_pair(**self._delays)
+        target_end, draft_end = memory_pair(**self.delays)
         self.lives.append(DraftThread(self, draft_end))
         return self.wrap(target_end)
 
@@ -176,8 +165,7 @@ def engine_of(
 
     A lost draft is replaced if `restarts`. All have ended well when this returns.
     """
-    drafts = DraftThreads(factories, max_num_seqs, can_repeat=restarts, **delays)
-    drafts.wrap = wrap_target_link
+    drafts = DraftThreads(factories, max_num_seqs, restarts, wrap_target_link, delays)
     recorder = KeepingRecorder("target")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as running:
         patch.setattr(draft_client, "FINAL_PROGRESS_SECONDS", TIMEOUT_SECONDS)  # however slow the machine is
