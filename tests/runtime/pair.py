@@ -44,7 +44,7 @@ from amusd.types import Mode, Token
 VOCAB_SIZE = 50
 WIDTH = 9
 PROMPT = (3, 1, 4, 1, 5)
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 Factories = Mapping[str, Callable[[], Drafter]]
 
 
