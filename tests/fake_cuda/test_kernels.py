@@ -11,7 +11,7 @@ from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.record import Kernel, Record
 from models.fake_nccl import FakeNccl
-from passes import forward
+from passes import forward, prefilled
 
 from amusd.checkpoints.loading import capture_for
 from amusd.runner import process_group
@@ -53,8 +53,7 @@ def test_an_exchange_of_ranks_launches_so_many_kernels(
 def test_a_pass_launches_so_many_kernels(shape: Any, model_impl: str) -> None:
     with fake_cuda() as gpus:
         model = builders.build(shape, "cuda:0", num_layers=None, model_impl=model_impl)
-        cache = model.new_cache(64)
-        model.prefill([1, 2, 3], cache)
+        cache = prefilled(model, [1, 2, 3], 64)
         forward(model, [4, 5], cache).choose()
         with gpus.recorded() as part:
             forward(model, [4, 5], cache).choose()

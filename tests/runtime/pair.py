@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from memory_link import MemoryTransport, memory_pair
 from oracle import OracleDrafter
-from passes import forward
+from passes import forward, prefilled
 from table_model import TableModel, TableTokenizer
 
 from amusd.checkpoints.tokenizer import Tokenizer
@@ -74,9 +74,8 @@ def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, .
     model = target_model()
     tokens = list(prompt)
     for _ in range(num_tokens):
-        cache = model.new_cache(len(tokens))
-        model.prefill(tokens[:-1], cache)
-        tokens.append(int(forward(model, tokens[-1:], cache).logits[0].argmax()))
+        cache = prefilled(model, tokens[:-1], len(tokens))
+        tokens += forward(model, tokens[-1:], cache).choose()
     return tuple(tokens)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from oracle import OracleDrafter, always_wrong
-from passes import forward
+from passes import forward, prefilled
 from runtime.pair import (
     PROMPT,
     VOCAB_SIZE,
@@ -111,8 +111,7 @@ def as_seen(generation: Generation) -> tuple[Any, ...]:
 def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:
     """The target's own, straight from the model."""
     model = target_model()
-    cache = model.new_cache(len(prompt) + len(token_ids))
-    model.prefill(prompt[:-1], cache)
+    cache = prefilled(model, prompt[:-1], len(prompt) + len(token_ids))
     tokens = (prompt[-1], *token_ids)
     rows = [forward(model, [token], cache).logits[0] for token in tokens[:-1]]
     return [float(row.log_softmax(-1)[token]) for row, token in zip(rows, token_ids, strict=True)]

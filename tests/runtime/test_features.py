@@ -8,6 +8,7 @@ import pytest
 import torch
 from memory_link import MemoryTransport, memory_pair
 from msgspec.structs import replace
+from passes import prefilled
 from runtime.pair import PROMPT, await_restarts, decoding, pair, params, reference, restarting_pair, target_model
 from torch import Tensor
 
@@ -46,8 +47,7 @@ class ReadingDrafter(ModelDrafter):
 
 def expected(num_positions: int) -> Tensor:
     model = target_model()
-    cache = model.new_cache(400)
-    model.prefill(reference(NUM_TOKENS)[:num_positions], cache)
+    cache = prefilled(model, reference(NUM_TOKENS)[:num_positions], 400)
     return model.read_features([(cache, range(num_positions))])[0].float()
 
 

@@ -10,6 +10,7 @@ import pytest
 from integrations import test_vllm
 from models import test_decoder
 from models.recurrent_models import RECURRENT, VOCAB, check_greedy, noisy_model, our_model
+from passes import prefilled
 from runtime.pair import await_restarts, decoding, engine_of, on_pass
 from table_model import TableTokenizer
 
@@ -103,8 +104,7 @@ def test_all_schedules_of_pairs_with_recurrent_layers(name: str, max_num_seqs: i
 
 
 def extend_of(model: ModelRunner, token_ids: Sequence[int]) -> list[int]:
-    cache = model.new_cache(test_vllm.CAPACITY + 1)
-    model.prefill(token_ids[:-1], cache)
+    cache = prefilled(model, token_ids[:-1], test_vllm.CAPACITY + 1)
     return extend(model, token_ids[-1:], cache, test_vllm.CAPACITY - len(token_ids))
 
 

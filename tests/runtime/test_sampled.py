@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from passes import forward
+from passes import forward, prefilled
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
 from table_model import TableModel
 
@@ -72,8 +72,7 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
     rows: list[float] = []
     best: list[tuple[int, float]] = []
     for position in range(len(PROMPT), len(tokens)):
-        cache = model.new_cache(len(tokens))
-        model.prefill(tokens[: position - 1], cache)
+        cache = prefilled(model, tokens[: position - 1], len(tokens))
         row = forward(model, tokens[position - 1 : position], cache).logits[0].log_softmax(0)
         rows.append(float(row[tokens[position]]))
         best += zip(row.topk(3).indices.tolist(), row.topk(3).values.tolist(), strict=True)
