@@ -67,16 +67,13 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
     assert without.logprobs == ()
     assert without.top_logprobs == ()
     assert not {"logprobs", "top_logprobs"} & without.as_dict().keys()
-    model = target_model()
-    tokens = [*PROMPT, *answer.token_ids]
-    rows: list[float] = []
-    best: list[tuple[int, float]] = []
-    for position in range(len(PROMPT), len(tokens)):
-        cache = prefilled(model, tokens[: position - 1], len(tokens))
-        row = forward(model, tokens[position - 1 : position], cache).logits[0].log_softmax(0)
-        rows.append(float(row[tokens[position]]))
-        best += zip(row.topk(3).indices.tolist(), row.topk(3).values.tolist(), strict=True)
-    assert answer.logprobs == pytest.approx(rows, abs=1e-5)
+    model, tokens = target_model(), [*PROMPT, *answer.token_ids]
+    cache = prefilled(model, PROMPT[:-1], len(tokens))
+    rows = [forward(model, [token], cache).logits[0].log_softmax(0) for token in tokens[len(PROMPT) - 1 : -1]]
+    tops = [row.topk(3) for row in rows]
+    best = [pair for top in tops for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+    expected = [float(row[token]) for row, token in zip(rows, answer.token_ids, strict=True)]
+    assert answer.logprobs == pytest.approx(expected, abs=1e-5)
     assert answer.as_dict()["logprobs"] == list(answer.logprobs)
     found = [pair for top in answer.top_logprobs for pair in top]
     assert len(answer.top_logprobs) == len(answer.token_ids)
