@@ -64,6 +64,14 @@ def _own_lines() -> Iterator[None]:
     warn_once.cache_clear()
 
 
+@pytest.fixture
+def threads_switch_only_when_one_waits() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    yield
+    sys.setswitchinterval(before)
+
+
 @pytest.fixture(scope="session")
 def embedded_folder() -> Path:
     from amusd.checkpoints.embedded_target import embedded_target_path

@@ -8,9 +8,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+import zlib
 from collections import deque
 
 from amusd.errors import PeerLostError
+from amusd.protocol.messages import Message
+from amusd.protocol.wire import encode
 from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport
 
 
@@ -21,6 +24,12 @@ def memory_pair(
     one_way = _Direction(random.Random(f"{seed} one way"), max_delay_seconds)  # delays, not secrets
     other_way = _Direction(random.Random(f"{seed} other way"), max_delay_seconds)  # delays, not secrets
     return MemoryTransport(one_way, other_way, nonce), MemoryTransport(other_way, one_way, nonce)
+
+
+def of_another_version(message: Message) -> bytes:
+    """The frame in which a peer of protocol version 11 says it."""
+    frame = b"AMSD\x0b\0" + encode(message, 0)[6:-4]
+    return frame + zlib.crc32(frame).to_bytes(4, "little")
 
 
 class _Direction:

@@ -251,8 +251,8 @@ class SequenceSampler:
 
     @property
     def can_replay(self) -> bool:
-        """Whether a device may choose several tokens in a row: not with penalties or drawn rows."""
-        return self.domain is Domain.MATCHING and not self.needs_context
+        """Whether a device may choose several tokens in a row: not with penalties, biases or drawn rows."""
+        return self.domain is Domain.MATCHING and self.sampler.level < Level.PENALIZED
 
     def see(self, token_ids: Sequence[int]) -> None:
         """Tell which tokens the sequence holds now."""

@@ -74,18 +74,22 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
     assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")
 
 
-WIDTHS = [("LlamaConfig", "fixed"), ("GemmaConfig", "fixed"), ("Qwen3MoeConfig", "bucketed")]
+SETTLED = {
+    "dense": (tiny_config(), "fixed", []),
+    "computed by transformers": (tiny_config("GemmaConfig"), "fixed", []),
+    "experts": (tiny_config("Qwen3MoeConfig"), "bucketed", ["the target is a mixture of experts"]),
+    "recurrent": (config_of("lfm2"), "bucketed", ["the target has recurrent states"]),
+}
 
 
-@pytest.mark.parametrize(("name", "width"), WIDTHS)
-def test_passes_are_padded_only_where_that_keeps_bits(name: str, width: str, tmp_path: Path) -> None:
-    tiny_config(name).save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", SETTLED)
+def test_passes_are_padded_only_where_that_keeps_bits(name: str, tmp_path: Path) -> None:
+    model_config, width, reasons = SETTLED[name]
+    model_config.save_pretrained(tmp_path)
     config = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path), dtype="float32"))
     with logged() as lines:
         assert settle(config, "cpu").verify_width == width
-    assert [line.startswith("verify_width=bucketed: the target is a mixture") for line in lines] == [True] * (
-        width == "bucketed"
-    )
+    assert [line.split(",")[0] for line in lines] == [f"verify_width=bucketed: {reason}" for reason in reasons]
     assert is_fixed(config) is (width == "fixed"), "also where nobody has settled it"
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -112,19 +113,21 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
             encode("a" * 99_999, 100)
 
 
+@pytest.mark.usefixtures("threads_switch_only_when_one_waits")
 def test_other_threads_go_on_while_a_text_is_encoded() -> None:
-    tokenizer, counts, is_over = Tokenizer(tiny.byte_tokenizer().backend_tokenizer), [0], threading.Event()
+    tokenizer, gate, has_run = Tokenizer(tiny.byte_tokenizer().backend_tokenizer), threading.Lock(), threading.Lock()
+    gate.acquire()
+    has_run.acquire()
 
-    def count() -> None:
-        while not is_over.is_set():
-            counts[0] += 1
+    def other_thread() -> None:
+        gate.acquire()
+        has_run.release()
 
-    thread = threading.Thread(target=count)
+    thread = threading.Thread(target=other_thread)
     thread.start()
-    text = "ab " * 100_000
-    before = counts[0]
-    tokenizer.encode(text)
-    after = counts[0]
-    is_over.set()
+    gate.release()
+    deadline = time.monotonic() + 60.0
+    while has_run.locked() and time.monotonic() < deadline:
+        tokenizer.encode("ab " * 100_000)
+    assert not has_run.locked()
     thread.join()
-    assert after > before

@@ -24,16 +24,9 @@ from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
 
 _SMALL = {
-    "model_type": "llama",
-    "vocab_size": 16_384,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
+    "model_type": "llama", "vocab_size": 16_384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **options: Any) -> ModelRunner:
@@ -47,12 +40,7 @@ def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **optio
 
 def small(device: str, **options: Any) -> ModelRunner:
     """A model of two narrow layers, in float32; the same weights on every device. `options`: as of `build`."""
-    return family({}, device, **options)
-
-
-def family(changes: dict[str, Any], device: str, **options: Any) -> ModelRunner:
-    """`small` with other settings."""
-    return _wrapped({**_SMALL, **changes}, device, "float32", {"max_model_len": 256, **options})
+    return _wrapped(_SMALL, device, "float32", {"max_model_len": 256, **options})
 
 
 def target(device: str = "cuda:0", **options: Any) -> ModelRunner:
@@ -89,9 +77,6 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     config = as_own(AutoConfig.for_model(**arguments))
     assert config is not None
     weights = random_weights(config, dtype=getattr(torch, dtype), device=device, seed=0)
-    if config.model_type == "qwen2":
-        for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
-            weights[name.replace("weight", "bias")] = weights[name][:, 0]
     prepare_device(device)
     if settings.model_impl != "transformers":
         with prepared(config, settings) as length:

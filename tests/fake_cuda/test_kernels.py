@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
-from fake_cuda.record import Record
+from fake_cuda.record import Kernel, Record
 from models.fake_nccl import FakeNccl
-from passes import forward
+from passes import forward, prefilled
 
+from amusd.checkpoints.loading import capture_for
 from amusd.runner.process_group import MANY_ROWS, ProcessGroup
 
 PER_PASS = {
@@ -50,10 +51,32 @@ def test_an_exchange_of_ranks_launches_so_many_kernels(
 def test_a_pass_launches_so_many_kernels(shape: Any, model_impl: str) -> None:
     with fake_cuda() as gpus:
         model = builders.build(shape, "cuda:0", num_layers=None, model_impl=model_impl)
-        cache = model.new_cache(64)
-        model.prefill([1, 2, 3], cache)
+        cache = prefilled(model, [1, 2, 3], 64)
         forward(model, [4, 5], cache).choose()
         with gpus.recorded() as part:
             forward(model, [4, 5], cache).choose()
     assert len(part.replays) == 1
     assert len(part.kernels) == PER_PASS[shape, model_impl]
+
+
+# Kernels of attention load masks in units of 16 bytes, and look at strides but not at the offset of the first one
+
+ALIGNMENT = 16
+
+
+def misaligned(part: Record) -> list[Kernel]:
+    attention = [kernel for kernel in part.kernels if kernel.name == "scaled_dot_product_attention"]
+    return [kernel for kernel in attention if any(operand.byte_offset % ALIGNMENT for operand in kernel.operands)]
+
+
+def test_passes_that_are_not_captured_have_no_misaligned_mask() -> None:
+    with fake_cuda() as gpus:
+        model = builders.target("cuda:0", capture=capture_for("cuda:0", cuda_graphs=False))
+        cache = model.new_cache(600)
+        for length in range(1, 20):
+            cache.truncate(0)
+            with gpus.recorded() as part:
+                model.prefill([1] * length, cache)
+                forward(model, [1, 2], cache)
+            assert part.kernels
+            assert not misaligned(part), f"behind a prompt of {length} tokens"

@@ -1,4 +1,4 @@
-"""Tokens do not depend on when a GPU does its work: streams run late, among each other in a random order."""
+"""On a GPU the tokens are those that the host would choose, whenever the GPU does its work: streams may run late."""
 
 from __future__ import annotations
 
@@ -6,30 +6,71 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fake_cuda import builders, test_choices
+from chains import propose
+from fake_cuda import builders
 from fake_cuda.device import fake_cuda
-from fake_cuda.test_choices import answered, drafted
+from fake_cuda.workers import Target
 
 from amusd.checkpoints.loading import capture_for
-from amusd.config import Distribution
+from amusd.config import GREEDY, Distribution
+from amusd.drafters.model import ModelDrafter
 
+WIDE = Distribution(temperature=2.0, top_p=0.99, logit_bias=((9, 4.0), (3000, -100.0)), seed=3)
 COUNTS = Distribution(temperature=0.7, top_p=0.95, frequency_penalty=0.4, seed=3)
 RATIO_TEST = Distribution(temperature=0.7, acceptance="rejection", seed=3)
+PROMPT = [place * place % 500 for place in range(20)]
 SEEDS = range(8)
 
 
-@pytest.mark.parametrize(("seed", "cuda_graphs"), [(0, True), (1, True), (5, True), (1, False)])
-@pytest.mark.parametrize("work", [(drafted, COUNTS), (answered, COUNTS), (answered, RATIO_TEST)])
+def drafted(device: str, distribution: Distribution) -> list[int]:
+    drafter = ModelDrafter(builders.small(device, **builders.as_draft(device)))
+    drafter.set_distribution(distribution)
+    drafter.open(PROMPT, 200)
+    found = [*propose(drafter, 5)]
+    drafter.commit([*found[:2], 11, 12, 13])
+    return [*found, *propose(drafter, 8)]
+
+
+def answered(device: str, distribution: Distribution) -> tuple[int, ...]:
+    target = Target(builders.small(device))
+    target.open(PROMPT, distribution)
+    while len(target.tokens) < 30:
+        target.verify(())
+    if distribution.rule == "rejection":
+        return target.tokens
+    known = target.tokens
+    target.open(PROMPT, distribution)
+    while len(target.tokens) < 30:
+        start = len(target.tokens)
+        target.verify((*known[start : start + start % 4], 7, 8))
+    return target.tokens
+
+
+LATE = [(drafted, COUNTS), (answered, COUNTS), (answered, RATIO_TEST)]
+AT_ONCE = [(drafted, GREEDY), (answered, GREEDY), (drafted, RATIO_TEST), (drafted, WIDE), (answered, WIDE)]
+
+
+@pytest.mark.parametrize(
+    ("work", "seed", "cuda_graphs"),
+    [
+        *((work, seed, graphs) for work in LATE for seed, graphs in ((0, True), (1, True), (5, True), (1, False))),
+        *((work, None, True) for work in AT_ONCE),
+    ],
+)
 def test_tokens_are_those_of_a_cpu(
-    work: tuple[Callable[..., object], Distribution], seed: int, cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch
+    work: tuple[Callable[..., object], Distribution],
+    seed: int | None,
+    cuda_graphs: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(builders._SMALL, "vocab_size", 512)
-    monkeypatch.setattr(test_choices, "PROMPT", [place * place % 500 for place in range(20)])
-    monkeypatch.setattr(builders, "capture_for", lambda device, **_: capture_for(device, cuda_graphs=cuda_graphs))
     compute, distribution = work
+    if distribution is not WIDE:
+        monkeypatch.setitem(builders._SMALL, "vocab_size", 512)
+    monkeypatch.setattr(builders, "capture_for", lambda device, **_: capture_for(device, cuda_graphs=cuda_graphs))
     expected = compute("cpu", distribution)
     with fake_cuda(values=True, seed=seed) as gpus:
         assert compute("cuda:1", distribution) == expected
+    assert gpus.record.devices == {1}
     assert bool(gpus.record.replays) == cuda_graphs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
@@ -24,14 +25,7 @@ class Target:
         self._cache = model.new_cache(model.max_length)
         prepare_to_verify(model, self._cache)
 
-    def open(
-        self,
-        prompt: Sequence[int],
-        distribution: Distribution = GREEDY,
-        *,
-        logprobs: bool = False,
-        top_logprobs: int = 0,
-    ) -> None:
+    def open(self, prompt: Sequence[int], distribution: Distribution = GREEDY, **scored: Any) -> None:
         self.tokens = tuple(prompt)
         self._distribution = distribution
         request = Request(
@@ -40,8 +34,7 @@ class Target:
             policy=AutoregressivePolicy(),
             drafter=None,
             distribution=distribution,
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
+            **scored,
         )
         self.verifier = Verifier(self._model, request, self._cache)
         self._cache.truncate(0)

@@ -19,6 +19,9 @@ from amusd.runner.model_runner import ModelRunner
 
 FIXED = Numerics(width=8, fixed=True, prefill_chunk=32)
 BUCKETED = Numerics(width=8, fixed=False, prefill_chunk=32)
+UNLIKE = ["LlamaConfig", "Gemma2Config", "Gemma4TextConfig", "GPT2Config", "GptOssConfig"]
+UNLIKE += ["DeepseekV3Config", "Llama4TextConfig"]
+"""Architectures whose attention differs."""
 
 
 @functools.lru_cache

@@ -1,4 +1,4 @@
-"""Attention on a CPU is that of the definition; its bits are in `test_tree_pass.py` and `test_exactness.py`."""
+"""Attention on a CPU is that of the definition; its bits are in `test_paths.py` and `test_exactness.py`."""
 
 from __future__ import annotations
 

@@ -28,6 +28,13 @@ _SIZES = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": MAX_LENGTH,
 }  # fmt: skip
 _WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_CHUNKS = {
+    "attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
+}  # fmt: skip
+_SHARED_LAYERS = {
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": _WINDOWS["layer_types"] * 2,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+}  # fmt: skip
 _GPT2_SIZES = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": MAX_LENGTH}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -45,36 +52,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GemmaConfig": {**_SIZES, "head_dim": 16},
     "Gemma2Config": {**_SIZES, "head_dim": 16, "attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 1},
     "Gemma3TextConfig": {**_SIZES, **_WINDOWS, "head_dim": 16},
-    "Gemma4TextConfig": {
-        **_SIZES,
-        **_WINDOWS,
-        "head_dim": 16,
-        "global_head_dim": 32,
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "layer_types": _WINDOWS["layer_types"] * 2,
-        "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": VOCAB,
-    },
+    "Gemma4TextConfig": {**_SIZES, **_WINDOWS, **_SHARED_LAYERS, "head_dim": 16, "global_head_dim": 32},
     "NemotronConfig": _SIZES,
     "Olmo3Config": {**_SIZES, **_WINDOWS},
     "MinistralConfig": {**_SIZES, **_WINDOWS, "head_dim": 16},
-    "Llama4TextConfig": {
-        **_SIZES,
-        **_EXPERTS,
-        "head_dim": 16,
-        "intermediate_size_mlp": 32,
-        "attention_chunk_size": 8,
-        "layer_types": ["chunked_attention", "full_attention"],
-        "no_rope_layers": [1, 0],
-    },
+    "Llama4TextConfig": {**_SIZES, **_EXPERTS, **_CHUNKS, "head_dim": 16, "intermediate_size_mlp": 32},
     "Qwen2MoeConfig": {
-        **_SIZES,
-        **_WINDOWS,
-        **_EXPERTS,
-        "use_sliding_window": True,
-        "num_experts": 4,
-        "moe_intermediate_size": 16,
+        **_SIZES, **_WINDOWS, **_EXPERTS, "use_sliding_window": True, "num_experts": 4, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16,
     },
     "Phi3Config": _SIZES,
@@ -84,7 +68,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3MoeConfig": {**_SIZES, **_EXPERTS, "head_dim": 16, "num_experts": 4, "moe_intermediate_size": 16},
     "GptOssConfig": {**_SIZES, **_WINDOWS, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE},
     "DeepseekV3Config": {**_SIZES, **_LATENT, "num_key_value_heads": 4, "moe_intermediate_size": 16},
-}
+}  # fmt: skip
 
 
 def tiny_config(name: str = "LlamaConfig", **changes: Any) -> Any:

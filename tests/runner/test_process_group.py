@@ -35,8 +35,9 @@ assert DEADLINE_SECONDS < EXCHANGE_SECONDS, "what is found by a deadline would p
 @pytest.fixture(autouse=True)
 def _no_watch_is_left() -> Iterator[None]:
     yield
-    left = [thread for thread in threading.enumerate() if thread.name == "amusd-rank-watch"]
-    assert not left
+    for thread in [thread for thread in threading.enumerate() if thread.name == "amusd-rank-watch"]:
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
 
 
 def test_nccl_connects_ranks_that_have_a_gpu_each() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from memory_link import of_another_version
 from models.blocks import Second, random_ids
 from models.linked_ranks import DEADLINE_SECONDS, come, lead
 from models.paths import tree_rows
@@ -27,7 +27,6 @@ from amusd.models.numerics import Numerics
 from amusd.models.passes import Command, Wipe
 from amusd.models.sharding import ALONE, Ranks
 from amusd.protocol.messages import Ready
-from amusd.protocol.wire import encode
 from amusd.runner.graphs import Replay
 from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.ranks import Follower, Leader, command_encoder, follow
@@ -106,8 +105,7 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
 
 def test_a_follower_of_another_version_is_not_waited_for(tmp_path: Path) -> None:
     with closing(come(tmp_path, 1, 2)) as follower, closing(lead(tmp_path, 2)) as leader:
-        frame = b"AMSD\x0b\0" + encode(Ready(), 0)[6:-4]
-        follower._link.send_frame(frame + zlib.crc32(frame).to_bytes(4, "little"))
+        follower._link.send_frame(of_another_version(Ready()))
         with pytest.raises(ConfigError, match="rank 1 of the target: the peer speaks protocol version 11"):
             leader.await_followers("cpu", DEADLINE_SECONDS)
 

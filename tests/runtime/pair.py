@@ -6,22 +6,27 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from memory_link import MemoryTransport, memory_pair
 from oracle import OracleDrafter
-from passes import forward
+from passes import forward, prefilled
 from table_model import TableModel, TableTokenizer
 
 from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.child import Ended
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
-from amusd.drafters.base import Drafter, DrafterFactory
+from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
+from amusd.policies.base import Policy
+from amusd.policies.schedules import ContinuousPolicy
 from amusd.runner.model_runner import ModelRunner
+from amusd.runtime import draft_client
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import TOLD
@@ -38,7 +43,7 @@ from amusd.types import Mode, Token
 VOCAB_SIZE = 50
 WIDTH = 9
 PROMPT = (3, 1, 4, 1, 5)
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 Factories = Mapping[str, Callable[[], Drafter]]
 
 
@@ -68,9 +73,8 @@ def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, .
     model = target_model()
     tokens = list(prompt)
     for _ in range(num_tokens):
-        cache = model.new_cache(len(tokens))
-        model.prefill(tokens[:-1], cache)
-        tokens.append(int(forward(model, tokens[-1:], cache).logits[0].argmax()))
+        cache = prefilled(model, tokens[:-1], len(tokens))
+        tokens += forward(model, tokens[-1:], cache).choose()
     return tuple(tokens)
 
 
@@ -85,49 +89,42 @@ class KeepingRecorder(Recorder):
         pass
 
 
-def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:
-    """A factory of drafters that share nothing."""
-    return lambda number: [make() for _ in range(number)]
-
-
-class DraftThread:
+class DraftThread(DraftServer):
     """A life of the draft, on a thread of its own, and how it ended."""
 
     code: int | None = None
 
     def __init__(self, drafts: DraftThreads, link: MemoryTransport) -> None:
+        super().__init__(EngineConfig(), "", is_own=True, recorder=KeepingRecorder("draft"))
         self.link = link
-        self.recorder: Recorder = KeepingRecorder("draft")
-        self._server = DraftServer(EngineConfig(), "", is_own=True, recorder=self.recorder)
         made = {name: [make() for _ in range(drafts.max_num_seqs)] for name, make in drafts.factories.items()}
         self.thread = threading.Thread(target=self._run, args=(Offer(made, ""),), daemon=True)
         self.thread.start()
 
     def _run(self, offer: Offer) -> None:
         try:
-            self.code = self._server.serve_target(self.link, offer)
+            self.code = self.serve_target(self.link, offer)
         finally:
             self.link.close()
 
 
+@dataclass
 class DraftThreads:
     """Starts drafts on threads, as soon as a target connects. A `DraftSource`."""
 
+    factories: Factories
+    max_num_seqs: int
+    can_repeat: bool
+    wrap: Callable[[MemoryTransport], Transport]
+    delays: Mapping[str, Any]
+    lives: list[DraftThread] = field(default_factory=list)
     process = is_here = True
-
-    def __init__(self, factories: Factories, max_num_seqs: int, *, can_repeat: bool, **delays: Any) -> None:
-        self.factories = factories
-        self.max_num_seqs = max_num_seqs
-        self.can_repeat = can_repeat
-        self.wrap: Callable[[MemoryTransport], Transport] = lambda link: link
-        self._delays = delays
-        self.lives: list[DraftThread] = []
 
     def start(self) -> bool:
         return not self.lives or not self.lives[-1].thread.is_alive()
 
     def connect(self) -> Transport:
-        target_end, draft_end = memory_pair(**self._delays)
+        target_end, draft_end = memory_pair(**self.delays)
         self.lives.append(DraftThread(self, draft_end))
         return self.wrap(target_end)
 
@@ -135,7 +132,9 @@ class DraftThreads:
         return None
 
     def drop(self) -> None:
+        """Kill the link, and wait until the draft has ended: the next one can begin at once."""
         self.lives[-1].link.kill()
+        self.lives[-1].thread.join(TIMEOUT_SECONDS)
 
     def stop(self) -> None:
         """Wait until all of them have ended."""
@@ -161,13 +160,13 @@ def engine_of(
 
     A lost draft is replaced if `restarts`. All have ended well when this returns.
     """
-    drafts = DraftThreads(factories, max_num_seqs, can_repeat=restarts, **delays)
-    drafts.wrap = wrap_target_link
+    drafts = DraftThreads(factories, max_num_seqs, restarts, wrap_target_link, delays)
     recorder = KeepingRecorder("target")
-    with ExitStack() as running:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as running:
+        patch.setattr(draft_client, "FINAL_PROGRESS_SECONDS", TIMEOUT_SECONDS)  # however slow the machine is
         connection = Connection.to(drafts, EngineConfig(startup_timeout_seconds=TIMEOUT_SECONDS), running)
         connection.await_first(tokenizer.fingerprint)
-        client = DraftClient(recorder, connection)
+        client = DraftClient(recorder, connection, hello_seconds=TIMEOUT_SECONDS)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(factories)) as engine:
             yield engine, drafts
@@ -211,11 +210,22 @@ def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:
 
 
 def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
-    """A schedule whose candidate blocks are at most `length` long, and that waits for a draft that is held up."""
+    """A schedule whose candidate blocks are at most `length` long, and that waits for a draft that is held up.
+
+    `policy`: a setting's value, or "waiting", the one above.
+    """
+    if changes.get("policy") == "waiting":
+        changes["policy"] = "runtime.pair:waiting"
     settings: dict[str, object] = {
         "max_lookahead": max(length, 2), "num_speculative_tokens": length, "max_silence_seconds": 20.0, **changes
     }  # fmt: skip
     return DecodingConfig(mode=mode, **settings)  # type: ignore[arg-type]  # the tests choose the fields
+
+
+def waiting(config: DecodingConfig, *, can_branch: bool) -> Policy:
+    """A chain that no pass runs ahead of: that candidates are judged is no matter of timing."""
+    waits = {"min_candidates": 1, "max_wait_passes": 1e6}
+    return ContinuousPolicy(max_lookahead=config.max_lookahead, tokens_per_message=1, always_waits=True, **waits)
 
 
 def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
@@ -249,3 +259,11 @@ def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
 
     model.run = counted  # type: ignore[method-assign]
     return passes
+
+
+def await_restarts(engine: Engine, number: int) -> None:
+    """Compute until so many lost drafts were replaced."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while engine.draft.num_restarts < number:
+        assert time.monotonic() < deadline, "no draft came back"
+        engine.scheduler.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from passes import forward
+from passes import forward, prefilled
 from runtime.pair import target_model
 from table_model import TableModel
 from torch import Tensor
@@ -96,6 +96,5 @@ class TableTreeDrafter(Drafter):
         return list(zip(others[: self.fan_out], WEIGHTS, strict=False))
 
     def _compute_row(self, context: tuple[int, ...]) -> Tensor:
-        cache = self._model.new_cache(len(context))
-        self._model.prefill(context[:-1], cache)
+        cache = prefilled(self._model, context[:-1], len(context))
         return forward(self._model, context[-1:], cache).logits

@@ -12,16 +12,26 @@ from typing import Any
 
 import pytest
 from oracle import OracleDrafter, always_wrong
-from passes import forward
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, restarting_pair, target_model
+from passes import forward, prefilled
+from runtime.pair import (
+    PROMPT,
+    VOCAB_SIZE,
+    await_restarts,
+    decoding,
+    pair,
+    params,
+    reference,
+    restarting_pair,
+    target_model,
+)
 from runtime.table_tree import TableTreeDrafter, spread
-from table_model import TableModel
+from runtime.test_sampled import DRAFTERS, FILTERS
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter
 from amusd.drafters.model import ModelDrafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import PeerProtocolError
@@ -34,8 +44,8 @@ PLAIN = decoding("autoregressive")
 START = (3,)
 """A prompt that needs no prefill, so that what is admitted together has its passes together."""
 CHAINS: dict[str, Callable[[], Drafter]] = {
-    "same": lambda: ModelDrafter(target_model()),
-    "stranger": lambda: ModelDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
+    **DRAFTERS,
+    "lookup first": lambda: ModelDrafter(target_model(), NgramCache(2)),
     "ngram": lambda: NgramDrafter(1),
 }
 TREES: dict[str, Callable[[], Drafter]] = {"same": lambda: TableTreeDrafter(places=spread(3))}
@@ -69,7 +79,7 @@ def asked(draw: random.Random, number: int) -> Asked:
     schedule = draw.choice(SCHEDULES)
     if rule == "rejection" and schedule.policy == "branching":
         schedule = SCHEDULES[2]
-    filters: dict[str, Any] = draw.choice(({}, {"top_k": 5}, {"top_p": 0.9}, {"repetition_penalty": 1.2}))
+    filters = draw.choice(FILTERS)
     drafter = None if schedule.mode == "autoregressive" else draw.choice(tuple(CHAINS))
     if schedule.policy == "branching" and schedule.mode == "asynchronous":
         drafter = "same"
@@ -101,8 +111,7 @@ def as_seen(generation: Generation) -> tuple[Any, ...]:
 def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:
     """The target's own, straight from the model."""
     model = target_model()
-    cache = model.new_cache(len(prompt) + len(token_ids))
-    model.prefill(prompt[:-1], cache)
+    cache = prefilled(model, prompt[:-1], len(prompt) + len(token_ids))
     tokens = (prompt[-1], *token_ids)
     rows = [forward(model, [token], cache).logits[0] for token in tokens[:-1]]
     return [float(row.log_softmax(-1)[token]) for row, token in zip(rows, token_ids, strict=True)]
@@ -161,8 +170,9 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
                 one = waiting.pop()
                 begun.append((one, one.begin(engine)))
                 unread.append(begun[-1])
-            if num_killed < 2 and len(begun) >= 20 * (num_killed + 1) and engine.draft.num_restarts == num_killed:
-                drafts.lives[-1].link.kill()
+            if num_killed < 2 and len(begun) >= 20 * (num_killed + 1):
+                await_restarts(engine, num_killed)
+                drafts.drop()
                 num_killed += 1
             one, answer = unread[min(draw.randrange(len(unread)), draw.randrange(len(unread)))]
             token = next(answer, None)
@@ -172,6 +182,7 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
                 closed.add(answer)
             if token is None or is_cancelled:
                 unread.remove((one, answer))
+        await_restarts(engine, 2)
         assert len(engine.draft.losses) == 2
         assert engine.draft.failure is None
         assert not engine.worker.sequences
@@ -281,7 +292,10 @@ def test_a_block_is_waited_for_whoever_else_is_ready() -> None:
 
 
 def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> None:
-    """Blocks are waited for in lock step, but not in each pass for one of which the draft says nothing."""
+    """Blocks are waited for in lock step, but not in each pass for one of which the draft says nothing.
+
+    A slow machine may keep the draft for as long, but not in most passes.
+    """
 
     class Short(PromptedOracle):
         def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -294,7 +308,8 @@ def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> No
         long = engine.submit(EIGHT_PROMPTS[0], params(300), decoding=schedule)
         served = engine.generate(EIGHT_PROMPTS[1], params(NUM_SCHEDULED), decoding=schedule)
         assert served.metrics.num_accepted > 30
-        assert sum(event.duration_ns > 0.25e9 for event in events_of(engine, "target_wait")) <= 4  # two of each
+        waits = [event for event in events_of(engine, "target_wait") if event.sequence_id == 1]
+        assert sum(event.duration_ns > 0.25e9 for event in waits) < served.metrics.num_passes / 2
         assert long.result().token_ids == reference(300, EIGHT_PROMPTS[0])[len(PROMPT) :]
 
 

@@ -3,58 +3,18 @@
 from __future__ import annotations
 
 import errno
-import zlib
-from typing import Any
 
 import pytest
-from memory_link import memory_pair
-from runtime.clocked import Clock, Link
+from memory_link import memory_pair, of_another_version
+from runtime.clocked import Clock, Link, Source
 
-from amusd.child import Ended
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
-from amusd.protocol.wire import encode
 from amusd.runtime.connection import FAREWELL_SECONDS, LOOK_SECONDS, Connection
 from amusd.runtime.hello import BUSY, failure_report
 from amusd.runtime.patience import BACK_OFF_SECONDS, MAX_RESTARTS, STEADY_SECONDS
 
 TIMEOUT_SECONDS = 10.0
-
-
-class Source:
-    can_repeat = is_here = True
-
-    def __init__(self, clock: Clock) -> None:
-        self.process: Any = self
-        self.clock = clock
-        self.has_ended = self.cuts_links = self.is_deaf = False
-        self.answers = True
-        self.links: list[Link] = []
-        self.num_started = self.num_dropped = 0
-
-    def ended(self, _timeout: float, /) -> Ended | None:
-        return Ended(7, -9) if self.process and self.has_ended else None
-
-    def start(self) -> bool:
-        if self.process and not self.has_ended:
-            return False
-        self.has_ended = False
-        self.num_started += 1
-        return True
-
-    def connect(self) -> Any:
-        if self.is_deaf:
-            return None
-        self.links.append(Link(self.clock))
-        self.links[-1].is_lost, self.links[-1].answers = self.cuts_links, self.answers
-        return self.links[-1]
-
-    def drop(self) -> None:
-        self.num_dropped += 1
-        self.has_ended = True
-
-    def stop(self) -> None:
-        pass
 
 
 class Search:
@@ -280,8 +240,7 @@ def said_by(link: Link, message: Message) -> Link:
 
 def test_a_peer_of_another_version_is_refused_at_once(search: Search) -> None:
     here, there = memory_pair()
-    frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
-    there.send_frame(frame + zlib.crc32(frame).to_bytes(4, "little"))
+    there.send_frame(of_another_version(TargetHello(1, "", None)))
     search.source.connect = lambda: here  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="protocol version 11, this side 13: install one amusd at both ends"):
         search.new().await_first("")

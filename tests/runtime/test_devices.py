@@ -14,13 +14,15 @@ from lines import logged
 from runtime.gpu_doubles import pretend_gpus
 
 from amusd.commands.doctor import _machine
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig, TargetConfig, TransportConfig
 from amusd.drafters.factory import load_drafters
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime import draft_server
 from amusd.runtime.devices import device_of, devices_of, settle_devices, warn_of_sharing
+from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.draft_server import load
+from amusd.runtime.startup import load_first_rank
 from amusd.tracing.recorder import Recorder
 
 
@@ -158,3 +160,30 @@ def test_the_drafts_caches_fit_into_half_of_the_free_memory_where_that_is_asked_
     lines = [note for note in load(cascade).notes if "caches hold" in note]
     halved = [f"its 3 caches hold {length // 2} tokens each, in half of the free memory"] * 2
     assert lines == (halved if length < 256 else [])
+
+
+# What is refused or said before anything is loaded
+
+
+def test_nccl_without_two_gpus_is_refused_before_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr("amusd.runtime.draft_process.DraftProcess", lambda *_, **__: pytest.fail("it is started"))
+    hardware = HardwareConfig(devices=("cuda:0", "cpu"))
+    config = EngineConfig(transport=TransportConfig(kind="nccl"), hardware=hardware)
+    with pytest.raises(ConfigError, match="the target is on cuda:0, the draft on cpu") as caught:
+        DraftSource(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("length", "width"), [(63, None), (400, 408)])
+def test_passes_of_many_rows_are_said_to_be_slow_on_a_cpu(
+    length: int, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amusd.runtime.startup.load_target", lambda *_: None)
+    monkeypatch.setattr("amusd.runtime.startup.use_huge_pages", lambda: None)
+    hardware = HardwareConfig(devices=("cpu", "cpu"))
+    config = RunConfig(mode="synchronous", num_speculative_tokens=length, hardware=hardware).engine_for("generate")
+    with logged() as lines:
+        load_first_rank(config, None)
+    expected = f"each target pass computes max_verify_width={width} rows, which is slow on a CPU"
+    assert lines == ([] if width is None else [expected])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.sessions import hash_of
-from runtime.clocked import Clock, Link
+from runtime.clocked import Clock, Link, Source
 from runtime.pair import decode
 from table_model import TableModel
 
@@ -36,32 +36,6 @@ SILENCE = 0.3
 PASS_SECONDS = 0.01
 
 
-class Next:
-    """The source of the next draft, which loads for `load_seconds`; to lose it meanwhile is to begin again."""
-
-    process = is_here = can_repeat = True
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._ready_ns = clock, 0
-        self.load_seconds = 0.0
-
-    def start(self) -> bool:
-        self._ready_ns = self._clock.ns + round(self.load_seconds * 1e9)
-        return True
-
-    def connect(self) -> Link | None:
-        if self._clock.ns < self._ready_ns:
-            return None
-        self.link = Link(self._clock)
-        return self.link
-
-    def ended(self, _timeout: float, /) -> None:
-        return None
-
-    def drop(self) -> None:
-        pass
-
-
 class SlowModel(TableModel):
     clock: Clock
 
@@ -73,8 +47,9 @@ class SlowModel(TableModel):
 class Target:
     def __init__(self, *, round_trip_seconds: float = 0.0) -> None:
         self.clock = Clock()
-        self.link, self.next = Link(self.clock), Next(self.clock)
+        self.link, self.next = Link(self.clock), Source(self.clock)
         recorder = Recorder("target", clock=self.clock)
+        self.next.process = None  # there is nothing whose end would be waited for
         source: Any = self.next
         self.connection = Connection(self.link, 1, source, clock=self.clock)
         self.client = DraftClient(recorder, self.connection, round_trip_seconds)
@@ -103,17 +78,8 @@ def candidate(sequence: TargetSequence, token_ids: Sequence[int], *, incarnation
 
 
 def chain(sequence_id: int, committed: Sequence[int], token_ids: Sequence[int], incarnation: int = 1) -> Candidate:
-    return Candidate(
-        sequence_id=sequence_id,
-        incarnation=incarnation,
-        base=len(committed),
-        prefix_hash=hash_of(tuple(committed)),
-        first=1,
-        parents=tuple(range(len(token_ids))),
-        token_ids=tuple(token_ids),
-        weights=(),
-        more=True,
-    )
+    numbers, prefix = tuple(range(len(token_ids))), (len(committed), hash_of(committed))
+    return Candidate(sequence_id, incarnation, *prefix, 1, numbers, tuple(token_ids), (), more=True)
 
 
 WAITS = st.lists(st.floats(0.001, 0.2), max_size=12)
@@ -188,7 +154,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     assert (target.connection.presence, Connection().presence) == ("away", "none")
     assert target.client.look_for_next()
     assert target.client.has_draft(sequence)
-    target.next.link.inbox.append(nonsense)
+    target.next.links[-1].inbox.append(nonsense)
     target.client.drain()
     assert target.connection.link is not None
     assert target.connection.losses == ["the link is cut"]
@@ -269,26 +235,14 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
             target.clock.pass_by(SILENCE)
             target.client.drain()
             target.client.send_verdict(sequence)
+            target.connection.count_nonsense()
+            target.connection.lose("it is gone")
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
         target.connection.on_accepted()  # or after so many losses it were given up
         assert target.client.has_draft(sequence)
         assert target.connection.losses == ["the link is cut"] * number
     assert (target.connection.num_restarts, caplog.messages) == (30, [])
-
-
-def test_a_draft_that_is_lost_while_it_is_told_again_is_lost_once() -> None:
-    target = Target()
-    sequence = target.open(1000)
-    target.next.load_seconds = 8.0
-    target.link.is_lost = True
-    for _ in range(20):
-        target.clock.pass_by(SILENCE)
-        target.client.send_verdict(sequence)
-        target.client.drain()
-    target.connection.count_nonsense()
-    target.connection.lose("it is gone")
-    assert target.connection.losses == ["the link is cut"]
 
 
 def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> None:
@@ -339,7 +293,7 @@ def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
     target.link.is_lost = True
     for _ in answer:
         pass
-    first, second = target.link.messages(Open)[0], target.next.link.messages(Open)[0]
+    first, second = target.link.messages(Open)[0], target.next.links[-1].messages(Open)[0]
     assert first.reference == tuple(plain)
     assert (*second.token_ids, *second.reference) == (*PROMPT, *plain)
     assert len(second.reference) < len(plain)
@@ -410,3 +364,23 @@ def test_a_wait_for_no_time_is_none() -> None:
     target = Target()
     request, stop = target.request(3)
     assert len(list(decode(target.worker, replace(request, policy=Hesitant()), stop))) == 3
+
+
+def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only() -> None:
+    clock = Clock()
+    num_read = 0
+
+    class Flood(Link):
+        def receive(self, timeout: float) -> Message:
+            nonlocal num_read
+            num_read += 1
+            clock.pass_by(0.005)
+            return Progress(1, 0, 0, 0, 1)
+
+    client = DraftClient(Recorder("target", clock=clock), Connection(Flood(clock), 1))
+    sequence: Any = Mock(at_draft=None, max_silence_seconds=1.0)
+    client._sequences[1] = sequence
+    client.drain()
+    assert num_read == 4
+    client.drain()
+    assert num_read == 8

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -19,6 +18,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 from lines import logged
+from memory_link import of_another_version
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
 from table_model import TableTokenizer
 
@@ -133,16 +133,14 @@ def test_a_process_that_cannot_be_forked_serves_target_after_target_whatever_one
         return next(listens)(*given, **named)
 
     monkeypatch.setattr(draft_server, "listen", listen)
-    frame = b"AMSD\x0b\0" + encode(TargetHello(1, "", None), 0)[6:-4]
-    of_another_version = frame + zlib.crc32(frame).to_bytes(4, "little")
     with link_address(CONFIG.transport) as address, ThreadPoolExecutor(1) as pool:
         serving = pool.submit(DraftServer(CONFIG, address, is_own=False).run)
         for number in (1, 2, 3):
             while (target := factory.connect(CONFIG.transport, address, number)) is None:
                 assert not serving.done()
             with closing(target):
-                hello = encode(TargetHello(number, "any", None), number)
-                target.send_frame(of_another_version if number == 2 else hello)
+                hello = TargetHello(number, "any", None)
+                target.send_frame(of_another_version(hello) if number == 2 else encode(hello, number))
                 with pytest.raises(PeerLostError) if number == 2 else nullcontext():
                     assert target.receive(SECONDS) == DraftHello(number, "", ("ngram",), os.getpid())
         with pytest.raises(StopIteration):

@@ -121,12 +121,26 @@ def test_a_verdict_that_leaves_no_room_is_answered_at_once() -> None:
     assert not last[-1].more
 
 
-def test_an_impossible_verdict_is_refused_and_changes_nothing() -> None:
-    """Without an answer the target would take the draft for silent."""
-    draft = Draft(max_lookahead=4)
-    draft.say(Verdict(1, 1, 0, len(PROMPT) + 1, ANSWER[1:2]))  # nobody told what comes before
-    assert draft.link.messages(Refused) == [Refused(1)]
+OPENING = Open(2, 1, PROMPT, 23, "test", 8, 1, not_over=(1, 2, 3))
+HOSTILE: dict[str, tuple[Message, list[int]]] = {
+    "an opening without room": (replace(OPENING, max_length=len(PROMPT) - 1), [2]),
+    "an opening of a life that is over": (replace(OPENING, incarnation=7), []),
+    "an opening that says of itself that it is over": (replace(OPENING, not_over=(1, 3)), []),
+    "the same opening again": (replace(OPENING, sequence_id=1), []),
+    "a verdict behind a gap": (Verdict(1, 1, 0, len(PROMPT) + 1, ANSWER[1:2]), [1]),
+    "a verdict for nobody": (Verdict(9, 1, 0, len(PROMPT), (1,)), []),
+    "a message of its own side": (Candidate(1, 1, len(PROMPT), 0, 1, (0,), (1,), (), more=True), []),
+}
+
+
+@pytest.mark.parametrize(("message", "refused"), HOSTILE.values(), ids=HOSTILE)
+def test_what_no_target_should_say_changes_nothing(message: Message, refused: list[int]) -> None:
+    """Without an answer the target would take the draft for silent, where it may wait for one."""
+    draft = Draft(max_lookahead=4, max_num_seqs=2)
+    draft.say(message)
+    assert [said.sequence_id for said in draft.link.messages(Refused)] == refused
     draft.steps(9)
+    assert set(draft.worker._sequences) == {1}
     assert draft.drafted(1) == ANSWER[:4]
 
 

@@ -20,7 +20,7 @@ SCHEDULES = {
     "tree of two steps": DecodingConfig(
         mode="synchronous", num_speculative_tokens=2, tree=True, max_silence_seconds=60
     ),
-    "branching": DecodingConfig(policy="branching"),
+    "branching": DecodingConfig(policy="branching", max_wait_passes=1e6, max_silence_seconds=60),
 }
 SAMPLING = {
     "greedy": SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True),

@@ -65,7 +65,7 @@ def answer(
     engine: Engine, prompt: str | tuple[int, ...], num_tokens: int, mode: Mode, drafter: str | None, **settings: Any
 ) -> Generation:
     params = SamplingParams(max_new_tokens=num_tokens)
-    decoding = DecodingConfig(mode=mode, num_speculative_tokens=5, **settings)
+    decoding = DecodingConfig(mode=mode, num_speculative_tokens=5, max_silence_seconds=20.0, **settings)
     return engine.generate(prompt, params, decoding=decoding, drafter=drafter)
 
 
@@ -111,8 +111,8 @@ def test_sampled_answers_are_those_of_plain_decoding(
     with engine_of(*target, drafters, seed=3, max_delay_seconds=0.01) as (engine, _):
         plain = engine.generate(prompt, params, decoding=DecodingConfig(mode="autoregressive"))
         for drafter, decoding in (
-            ("embedded", DecodingConfig(mode="synchronous")),
-            ("embedded", DecodingConfig(policy="branching")),
+            ("embedded", DecodingConfig(mode="synchronous", max_silence_seconds=60.0)),
+            ("embedded", DecodingConfig(policy="branching", max_wait_passes=1e6, max_silence_seconds=60.0)),
             ("ngram", DecodingConfig()),
         ):
             answer = engine.generate(prompt, params, decoding=decoding, drafter=drafter)

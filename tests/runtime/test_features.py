@@ -8,9 +8,11 @@ import pytest
 import torch
 from memory_link import MemoryTransport, memory_pair
 from msgspec.structs import replace
-from runtime.pair import PROMPT, decoding, pair, params, reference, restarting_pair, target_model
+from passes import prefilled
+from runtime.pair import PROMPT, await_restarts, decoding, pair, params, reference, restarting_pair, target_model
 from torch import Tensor
 
+from amusd.answer import Answer
 from amusd.drafters.model import ModelDrafter
 from amusd.engine import Engine
 from amusd.protocol.messages import Features, Message, Open, Verdict
@@ -44,8 +46,7 @@ class ReadingDrafter(ModelDrafter):
 
 def expected(num_positions: int) -> Tensor:
     model = target_model()
-    cache = model.new_cache(400)
-    model.prefill(reference(NUM_TOKENS)[:num_positions], cache)
+    cache = prefilled(model, reference(NUM_TOKENS)[:num_positions], 400)
     return model.read_features([(cache, range(num_positions))])[0].float()
 
 
@@ -68,29 +69,26 @@ class LossyLink:
         self._link.send(message)
 
 
-def generate(engine: Engine, mode: Mode) -> tuple[int, ...]:
+def begin(engine: Engine, prompt: tuple[int, ...], mode: Mode, num_tokens: int) -> Answer:
     engine.worker.model.feature_columns = {NAME: slice(0, 4)}
-    answer = engine.submit(PROMPT, params(NUM_TOKENS), decoding=decoding(mode), drafter=NAME).result()
-    return PROMPT + tuple(answer.token_ids)
+    return engine.submit(prompt, params(num_tokens), decoding=decoding(mode, policy="waiting"), drafter=NAME)
+
+
+def ask(engine: Engine, prompt: tuple[int, ...], mode: Mode = "synchronous", num_tokens: int = 8) -> tuple[int, ...]:
+    """Prompt and answer."""
+    return prompt + begin(engine, prompt, mode, num_tokens).result().token_ids
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_the_draft_gets_the_features_of_all_committed_tokens_once(mode: Mode) -> None:
     drafter = ReadingDrafter()
     with pair({NAME: lambda: drafter}) as (engine, _):
-        assert generate(engine, mode) == reference(NUM_TOKENS)
+        assert ask(engine, PROMPT, mode, NUM_TOKENS) == reference(NUM_TOKENS)
     number = len(drafter.features)
     assert number > len(PROMPT) + NUM_TOKENS // 2
     assert drafter.num_taken == number
     assert sorted(drafter.features) == list(range(number))
     assert torch.equal(torch.stack([drafter.features[position] for position in range(number)]), expected(number))
-
-
-def ask(engine: Engine, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Prompt and answer."""
-    engine.worker.model.feature_columns = {NAME: slice(0, 4)}
-    answer = engine.submit(prompt, params(8), decoding=decoding("synchronous"), drafter=NAME).result()
-    return prompt + answer.token_ids
 
 
 def test_features_are_sent_from_where_the_draft_goes_on() -> None:
@@ -122,9 +120,8 @@ def test_a_draft_that_replaces_another_gets_all_features_of_the_next_answer() ->
 
     with restarting_pair({NAME: make}) as (engine, drafts):
         text = ask(engine, PROMPT)
-        drafts.lives[0].link.kill()
-        while not engine.draft.num_restarts:
-            engine.scheduler.step()
+        drafts.drop()
+        await_restarts(engine, 1)
         ask(engine, text)
         assert {*range(len(text))} <= made[1].features.keys()
 
@@ -140,7 +137,7 @@ def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
     drafter = ReadingDrafter()
     drafter.waits = False
     with pair({NAME: lambda: drafter}, wrap_target_link=lossy) as (engine, _):
-        assert generate(engine, "asynchronous") == reference(NUM_TOKENS)
+        assert ask(engine, PROMPT, "asynchronous", NUM_TOKENS) == reference(NUM_TOKENS)
     assert links[0].sent
     assert all(torch.equal(row, expected(position + 1)[-1]) for position, row in drafter.features.items())
 
@@ -183,17 +180,14 @@ def test_a_draft_that_joins_late_gets_the_features_of_the_whole_prefix() -> None
         return drafters[-1]
 
     with restarting_pair({NAME: make}) as (engine, drafts):
-        engine.worker.model.feature_columns = {NAME: slice(0, 4)}
-        answer = engine.submit(PROMPT, params(300), decoding=decoding("asynchronous"), drafter=NAME)
-        tokens = []
-        for token in answer:
-            tokens.append(token.token_id)
-            if len(tokens) == 5:
-                drafts.drop()
+        answer = begin(engine, PROMPT, "asynchronous", NUM_TOKENS)
+        for _ in range(5):
+            next(answer)
+        drafts.drop()
         assert answer.result().metrics.num_draft_restarts == 1
-    assert tuple(tokens[:NUM_TOKENS]) == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
     second = drafters[1].features
-    assert sorted(second) == list(range(len(second)))
-    assert len(second) > len(PROMPT) + 5
-    shown = min(len(second), len(PROMPT) + NUM_TOKENS)
-    assert torch.equal(torch.stack([second[position] for position in range(shown)]), expected(shown))
+    number = len(second)
+    assert number > len(PROMPT) + 5
+    assert sorted(second) == list(range(number))
+    assert torch.equal(torch.stack([second[position] for position in range(number)]), expected(number))

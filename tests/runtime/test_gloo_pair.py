@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from typing import get_args
 
-from runtime.pair import decoding, params
+import psutil
+from runtime.pair import TIMEOUT_SECONDS, decoding, params
 
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.engine import Engine
@@ -33,7 +32,9 @@ def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed(
         stream = asked(decoding=decoding("asynchronous", 4))
         next(stream)
         assert engine.draft.pid is not None
-        os.kill(engine.draft.pid, signal.SIGKILL)
+        process = psutil.Process(engine.draft.pid)
+        process.kill()
+        process.wait(TIMEOUT_SECONDS)
         for _ in stream:
             pass
         assert stream.generation.token_ids == plain.token_ids

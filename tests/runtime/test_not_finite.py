@@ -28,7 +28,7 @@ SAMPLINGS = {
 SCHEDULES = {
     "plain": decoding("autoregressive"),
     "synchronous": decoding("synchronous"),
-    "chain": decoding("asynchronous", policy="chain"),
+    "chain": decoding("asynchronous", policy="waiting"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -11,10 +12,12 @@ import pytest
 from chains import propose
 from runtime.pair import PROMPT, VOCAB_SIZE, target_model
 from runtime.table_tree import TableTreeDrafter, spread
+from table_model import TableModel
 
 from amusd.drafters.base import Drafter, Expansion
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
-from amusd.drafters.ngram import NgramCache
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.protocol.draft_tree import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.draft_worker import draft_step
@@ -180,3 +183,30 @@ def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog
     committed = len(PROMPT) + len(verdict.token_ids)
     assert manager.session.base == manager.drafter.length == committed
     assert f"drafter holds {len(PROMPT)} tokens, session {committed}" in caplog.text
+
+
+# The text of a chain grows in place
+
+NUM_TOKENS, MAX_LENGTH = 100_000, 100_100
+MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=MAX_LENGTH)
+LONG_PROMPT = tuple(position * position % 47 for position in range(NUM_TOKENS))
+CHAINS: dict[str, Callable[[], Drafter]] = {
+    "model": lambda: ModelDrafter(MODEL),
+    "lookup": lambda: ModelDrafter(MODEL, NgramCache(4)),
+    "cascade": lambda: CascadeDrafter(MODEL, NgramDrafter(1)),
+}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_neither_a_step_nor_a_verdict_copies_the_text(kind: str) -> None:
+    manager = RollbackManager(Open(1, 1, LONG_PROMPT, MAX_LENGTH, "test", 8, 1), CHAINS[kind]())
+    manager.open()
+    for number in range(6):
+        if number == 2:  # the lists have grown
+            tracemalloc.start()
+        draft_step([manager])
+        (likeliest,) = manager.session.tree.root.children
+        manager.apply(Verdict(1, 1, 0, manager.session.base, (likeliest.token_id, 48)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < NUM_TOKENS, "a list of the text has eight bytes a token"

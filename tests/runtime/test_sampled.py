@@ -1,4 +1,4 @@
-"""Matching: for a seed, the tokens of plain decoding in every mode, whatever the draft is; logprobs; the ratio test."""
+"""Sampling by both workers: a draft equal to the target, logprobs, the ratio test (all modes: `test_batches.py`)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from passes import forward
+from passes import forward, prefilled
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
 from table_model import TableModel
 
-from amusd.answer import Generation
 from amusd.config import SamplingParams
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter
-from amusd.engine import Engine
+from amusd.drafters.ngram import NgramCache
 from amusd.types import Mode
 
 SPECULATIVE = ["synchronous", "asynchronous"]
@@ -35,30 +33,11 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "cascade": lambda: CascadeDrafter(target_model(), ModelDrafter(STRANGER, NgramCache(2))),
     "same": lambda: ModelDrafter(target_model()),
     "stranger": lambda: ModelDrafter(STRANGER),
-    "ngram": lambda: NgramDrafter(1),
-    "lookup first": lambda: ModelDrafter(target_model(), NgramCache(2)),
 }
 
 
 def params(temperature: float, **changes: Any) -> SamplingParams:
     return SamplingParams(temperature=temperature, max_new_tokens=NUM_TOKENS, **{"seed": 11, **changes})
-
-
-def plain(engine: Engine, wanted: SamplingParams) -> Generation:
-    return engine.generate(PROMPT, wanted, decoding=decoding("autoregressive"))
-
-
-@pytest.mark.parametrize(
-    ("temperature", "filters"), list(zip((1.5, 0.3, 1.0, 0.7, 1.0, 0.7), FILTERS, strict=True)), ids=str
-)
-def test_every_mode_and_drafter_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
-    wanted = params(temperature, **filters)
-    with pair(DRAFTERS, max_delay_seconds=0.002, seed=4) as (engine, _):
-        expected = plain(engine, wanted)
-        for mode in SPECULATIVE:
-            for drafter in DRAFTERS:
-                answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
-                assert answer.token_ids == expected.token_ids, (mode, drafter)
 
 
 @pytest.mark.parametrize(("acceptance", "least"), [("matching", 1.0), ("rejection", 0.99)])
@@ -71,7 +50,8 @@ def test_a_draft_equal_to_the_target_is_always_accepted(filters: dict[str, Any],
     with pair({name: DRAFTERS[name] for name in ("same", "cascade")}) as (engine, _):
         for mode, drafter, length in (("synchronous", "same", 4), ("asynchronous", "cascade", 8)):
             wanted = params(1.0, acceptance=acceptance, **filters)
-            answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, length), drafter=drafter)
+            schedule = decoding(mode, length, policy="waiting")
+            answer = engine.generate(PROMPT, wanted, decoding=schedule, drafter=drafter)
             assert len(answer.token_ids) == NUM_TOKENS
             assert answer.metrics.num_verified > 0
             assert answer.metrics.num_accepted >= least * answer.metrics.num_verified
@@ -87,17 +67,13 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
     assert without.logprobs == ()
     assert without.top_logprobs == ()
     assert not {"logprobs", "top_logprobs"} & without.as_dict().keys()
-    model = target_model()
-    tokens = [*PROMPT, *answer.token_ids]
-    rows: list[float] = []
-    best: list[tuple[int, float]] = []
-    for position in range(len(PROMPT), len(tokens)):
-        cache = model.new_cache(len(tokens))
-        model.prefill(tokens[: position - 1], cache)
-        row = forward(model, tokens[position - 1 : position], cache).logits[0].log_softmax(0)
-        rows.append(float(row[tokens[position]]))
-        best += zip(row.topk(3).indices.tolist(), row.topk(3).values.tolist(), strict=True)
-    assert answer.logprobs == pytest.approx(rows, abs=1e-5)
+    model, tokens = target_model(), [*PROMPT, *answer.token_ids]
+    cache = prefilled(model, PROMPT[:-1], len(tokens))
+    rows = [forward(model, [token], cache).logits[0].log_softmax(0) for token in tokens[len(PROMPT) - 1 : -1]]
+    tops = [row.topk(3) for row in rows]
+    best = [pair for top in tops for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+    expected = [float(row[token]) for row, token in zip(rows, answer.token_ids, strict=True)]
+    assert answer.logprobs == pytest.approx(expected, abs=1e-5)
     assert answer.as_dict()["logprobs"] == list(answer.logprobs)
     found = [pair for top in answer.top_logprobs for pair in top]
     assert len(answer.top_logprobs) == len(answer.token_ids)

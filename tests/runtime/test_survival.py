@@ -11,6 +11,8 @@ import pytest
 from runtime.draft_processes import NUM_TOKENS, survivor
 from runtime.pair import decoding
 
+from amusd.runtime import patience
+
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="shared memory links and /proc are Linux's"
 )
@@ -45,8 +47,9 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
     assert list(links_folder.iterdir()) == []
 
 
-def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> None:
+def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline for a block is ten seconds, so that to wait for each would take longer than a test may."""
+    monkeypatch.setattr(patience, "SILENCES", 1000)  # it is not replaced, however long the answers take
     with survivor("shared_memory") as pair:
         pair.await_help(SCHEDULES[1])
         stopped = pair.answer(SCHEDULES[1], 5, lambda: psutil.Process(pair.pid).suspend()).generation
