@@ -30,13 +30,15 @@ def run(work: Any) -> Any:
     return asyncio.run(asyncio.wait_for(work, DEADLINE_SECONDS))
 
 
-def slow_down(engine: Engine) -> list[int]:
-    """Make passes so slow that an answer of LONG tokens is not over before it is looked at. Returns their numbers."""
-    return on_pass(engine, lambda _: threading.Event().wait(0.01))
+def hold(engine: Engine) -> tuple[list[int], threading.Event]:
+    """Hold the fourth pass until the event is set, so that no answer is over before it is looked at."""
+    goes_on = threading.Event()
+    return on_pass(engine, lambda number: number < 4 or goes_on.wait(DEADLINE_SECONDS)), goes_on
 
 
-def num_at_work(engine: Engine) -> int:
-    return len(engine.worker.sequences)
+def is_wanted(engine: Engine) -> bool:
+    answers = [reference() for reference in engine.scheduler._at_work.values()]
+    return any(answer is not None and not answer.is_over for answer in answers)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -79,7 +81,7 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
 
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            slow_down(own)
+            passes, goes_on = hold(own)
             if how == "cancel":
                 answer = engine.stream(PROMPT, params(LONG))
                 assert (await anext(answer)).token_id == answer_of(1)[0]
@@ -90,8 +92,11 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
                 with pytest.raises(ZeroDivisionError if how == "fail" else asyncio.TimeoutError):
                     await asyncio.wait_for(read(engine), 0.2 if how == "time out" else DEADLINE_SECONDS)
             gc.collect()
-            await until(lambda: num_at_work(own) == 0)
+            await until(lambda: not is_wanted(own))
+            goes_on.set()
+            await until(lambda: not own.worker.sequences)
             assert not own.scheduler._at_work
+            assert passes[-1] <= 4
             assert (await engine.generate(PROMPT, params(5))).token_ids == answer_of(5)
 
     run(work())
@@ -100,10 +105,13 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
 def test_closing_ends_what_is_read_and_what_is_asked() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            passes = slow_down(own)
+            passes, goes_on = hold(own)
             reading = [asyncio.ensure_future(engine.generate(PROMPT, params(LONG))) for _ in range(2)]
             await until(lambda: passes[-1] > 3)
-            await engine.aclose()
+            closing = asyncio.ensure_future(engine.aclose())
+            await until(lambda: engine._is_closing)
+            goes_on.set()
+            await closing
             await engine.aclose()
             found = await asyncio.gather(*reading, engine.generate(PROMPT), return_exceptions=True)
             assert [str(error) for error in found] == ["the engine is closed: launch another one"] * 3

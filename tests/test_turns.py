@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -81,13 +82,19 @@ def test_an_answer_can_be_cancelled_amid_a_pass_and_ends_before_the_next_one() -
 
 
 def test_an_engine_can_be_closed_while_another_thread_generates() -> None:
-    with pair(FACTORIES, pass_seconds=0.01) as (engine, draft):
+    with pair(FACTORIES) as (engine, draft):
         begun = threading.Event()
-        on_pass(engine, lambda _number: begun.set())
+
+        def hold(_number: int) -> None:
+            begun.set()
+            while not engine.scheduler._is_closed:
+                time.sleep(0.001)
 
         def close() -> None:
             assert begun.wait(DEADLINE_SECONDS)
             engine.close()
+
+        on_pass(engine, hold)
 
         found, nothing = run_all([lambda: engine.generate(PROMPT, params(300), decoding=SCHEDULE), close])
     assert isinstance(found, StateError)
