@@ -42,6 +42,7 @@ def run_config(*sizes: int, **changes: object) -> RunConfig:
     values: dict[str, object] = {
         "mode": "synchronous",
         "num_speculative_tokens": 2,
+        "max_silence_seconds": 60,
         "drafter": {"kind": "ngram"},
         "compare": {"batch_sizes": list(sizes or (1,))},
         "sampling": {"max_new_tokens": 9, "ignore_eos": True},

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from transport.links import DEADLINE, PROCESS_LINKS, VERDICT, Pair, expect
 
@@ -59,6 +60,8 @@ def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Pair, name: st
         try:
             assert end.receive(3 * DEADLINE) == VERDICT
             os.kill(process.pid, signal.SIGSTOP)
+            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.001)
             end.send(VERDICT)
             assert end.receive(0.2) is None
             os.kill(process.pid, signal.SIGCONT)
