@@ -56,14 +56,6 @@ def job(engine: Engine, folder: Path, *sizes: int) -> Job:
     return Job(run_config(*sizes), Console(), folder, PROMPTS, lambda: engine)
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def show_progress(_label: str, done: int, _num_steps: int) -> None:
-        if done == number:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("amusd.commands.compare.show_progress", show_progress)
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory links are Linux's")
 def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(_label: str, done: int, _num_steps: int) -> None:
@@ -90,25 +82,6 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured(m
     assert notes == ["the draft was lost; nothing is measured before the next one is there"]
 
 
-def test_an_interrupted_comparison_keeps_its_rows_without_computing_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_at(monkeypatch, 2)
-
-    def answer_otherwise(own: Comparison, contestant: Contestant, *asked: Any) -> Any:
-        (generation,), seconds = answered(own, contestant, *asked)
-        number = 9 if contestant.drafter is None else 8
-        return [replace(generation, token_ids=generation.token_ids[:number])], seconds
-
-    answered = Comparison.answer
-    monkeypatch.setattr(Comparison, "answer", answer_otherwise)
-    with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
-        compare.run(job(engine, tmp_path))
-    rows = json.loads((tmp_path / RESULT_FILE).read_text())["rows"]
-    different = {"num_prompts": 1, "num_identical": 0, "first_difference_gaps": [None]}
-    assert rows[1]["identical_to_autoregressive"] == different
-
-
 def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,15 +99,27 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(
 
 
 @pytest.mark.parametrize("num_done", [3, 5])
-def test_an_interrupted_comparison_keeps_the_turns_that_were_over(
+def test_an_interrupted_comparison_keeps_the_turns_that_were_over_without_computing_anything(
     tmp_path: Path, num_done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt_at(monkeypatch, num_done)
+    def interrupt(_label: str, done: int, _num_steps: int) -> None:
+        if done == num_done:
+            raise KeyboardInterrupt
 
+    def answer_otherwise(own: Comparison, contestant: Contestant, *asked: Any) -> Any:
+        (generation,), seconds = answered(own, contestant, *asked)
+        number = 9 if contestant.drafter is None else 8
+        return [replace(generation, token_ids=generation.token_ids[:number])], seconds
+
+    answered = Comparison.answer
+    monkeypatch.setattr("amusd.commands.compare.show_progress", interrupt)
+    monkeypatch.setattr(Comparison, "answer", answer_otherwise)
     with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
         compare.run(job(engine, tmp_path))
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads((tmp_path / RESULT_FILE).read_text())
     assert (result["complete"], [row["num_prompts"] for row in result["rows"]]) == (False, [num_done // 2] * 2)
+    different = {"num_prompts": num_done // 2, "num_identical": 0, "first_difference_gaps": [None] * (num_done // 2)}
+    assert result["rows"][1]["identical_to_autoregressive"] == different
 
 
 def test_the_answers_between_turns_are_plain_decodings_and_figures_are_kept_by_category(

@@ -18,6 +18,7 @@ import pytest
 from chains import propose
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lines import refusal
 from memory_link import MemoryTransport, memory_pair
 from runtime.gpu_doubles import pretend_gpus
 from runtime.table_tree import TableTreeDrafter
@@ -174,6 +175,13 @@ class Runner:
             assert len(candidates) <= (NUM_CANDIDATES if new else 0)
         return num_right
 
+    def rounds(self, number: int = 1, steps: int = 9) -> None:
+        """So many passes, each followed by steps of the draft; then one more pass."""
+        for _ in range(number):
+            self.run()
+            self.drafts.let(steps)
+        self.run()
+
     def _write(self, index: int, token_ids: Sequence[int], start: int = 0) -> None:
         self.ids[index, start : start + len(token_ids)] = token_ids
 
@@ -247,18 +255,14 @@ def test_a_tree_has_a_candidate_ready_behind_a_token_that_the_draft_did_not_expe
     rows_per_step: int, is_ready: bool
 ) -> None:
     runner = Runner(PROMPTS[0], drafts=Drafts(STRANGER), rows_per_step=rows_per_step)
-    runner.run()
-    runner.drafts.let(9)
-    runner.run()
+    runner.rounds()
     assert bool(runner.proposed[0]) == is_ready
 
 
 def test_candidates_below_the_chance_asked_for_are_not_proposed() -> None:
     for min_chance, most in ((0.0, NUM_CANDIDATES), (1.0, 0)):
         runner = Runner(PROMPTS[0], rows_per_step=VOCAB_SIZE, min_chance=min_chance)
-        runner.run()
-        runner.drafts.let(9)
-        runner.run()
+        runner.rounds()
         assert len(runner.proposed[0]) == most
 
 
@@ -336,10 +340,7 @@ def test_a_row_whose_last_token_alone_is_that_of_another_begins_anew() -> None:
     runner.run(frozenset({0}))
     runner.remove(0)
     runner.add(PROMPTS[5])
-    for _ in range(2):
-        runner.run()
-        runner.drafts.let(9)
-    runner.run()
+    runner.rounds(2)
     [candidates], [length] = runner.proposed, runner.lengths
     assert candidates == TEXTS[PROMPTS[5]][length : length + NUM_CANDIDATES]
 
@@ -374,9 +375,7 @@ def test_a_killed_draft_costs_candidates_until_the_next_one_has_the_rows() -> No
     assert len(runner.batch.connection.losses) == runner.batch.counts.losses == 1
     runner.run()
     runner.drafts.is_there = True
-    runner.run()
-    runner.drafts.let(9)
-    runner.run()
+    runner.rounds()
     assert len(runner.proposed[0]) == NUM_CANDIDATES
 
 
@@ -446,9 +445,7 @@ def test_a_mute_draft_is_told_less_then_replaced() -> None:
     assert num_told[:4] == [2, 3, 5, 7]  # the hello; then its opening and a verdict, after 1 s, 2 s, 4 s and so on
     assert len(runner.batch.connection.losses) == 1
     assert "said nothing" in runner.batch.connection.losses[0]
-    runner.run()
-    runner.drafts.let(9)
-    runner.run()
+    runner.rounds()
     assert len(runner.proposed[0]) == NUM_CANDIDATES
 
 
@@ -594,13 +591,9 @@ def test_a_draft_of_another_place_is_found_with_its_keys_and_refused_with_others
         (
             "GPU-1,GPU-2",
             {"assigned_physical_gpu_ids": [0]},
-            "amusd.device=None: vLLM has 1 ranks here, and sees 2 GPUs",
+            "vLLM has 1 ranks here, and sees 2 GPUs",
         ),
-        (
-            None,
-            {"local_world_size": 4},
-            "amusd.device=None: vLLM has 4 ranks here, and sees 4 GPUs; let it see another",
-        ),
+        (None, {"local_world_size": 4}, "vLLM has 4 ranks here, and sees 4 GPUs; let it see another"),
         (None, {"assigned_physical_gpu_ids": [0], "elastic_ep_max_dp_size": 2}, "or name the draft's device"),
     ],
 )
@@ -617,9 +610,7 @@ def test_the_draft_is_on_the_first_gpu_that_no_rank_of_vllm_has(
     if device.startswith("cuda"):
         assert settings.engine(config).hardware.devices == ("cpu", device)
         return
-    with pytest.raises(ConfigError, match=device) as caught:
-        settings.engine(config)
-    assert "\n" not in str(caught.value)
+    assert device in refusal(lambda: settings.engine(config))
 
 
 @pytest.mark.parametrize(
@@ -635,16 +626,13 @@ def test_the_draft_is_on_the_first_gpu_that_no_rank_of_vllm_has(
     ],
 )
 def test_wrong_settings_end_in_one_line(small_models: Path, additional: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        AsyncProposer(config_of(small_models, **additional))
-    assert "\n" not in str(caught.value)
+    assert said in refusal(lambda: AsyncProposer(config_of(small_models, **additional)))
 
 
 def test_pipeline_ranks_whose_batches_take_turns_are_refused_in_one_line(small_models: Path) -> None:
     config = config_of(small_models, drafter={"kind": "ngram"})
     config.parallel_config = parallel(pipeline_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size=2: .*: 1$"):
-        AsyncProposer(config)
+    assert refusal(lambda: AsyncProposer(config)).startswith("pipeline_parallel_size=2: ")
 
 
 def test_only_the_first_rank_of_vllm_has_a_draft(small_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

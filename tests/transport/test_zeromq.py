@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 import zmq
+from lines import refusal
 from transport.links import DEADLINE, NONCE, VERDICT, expect, fill
 
-from amusd.errors import ConfigError, PeerLostError
+from amusd.errors import PeerLostError
 from amusd.protocol.messages import Failed
 from amusd.protocol.wire import MAX_FRAME_BYTES, encode
 from amusd.transport import zeromq
@@ -129,8 +131,7 @@ MALFORMED += ["tcp://127.0.0.1:99999", "tcp://127.0.0.1:http", "shm:///tmp/link"
 @pytest.mark.parametrize("address", [*REMOTE, *MALFORMED])
 def test_an_address_beyond_this_machine_needs_insecure_and_a_malformed_one_is_refused(address: str) -> None:
     is_remote = address in REMOTE
-    reason = r"transport\.insecure=true" if is_remote else "expected ipc://PATH or tcp://HOST:PORT"
+    reason = "transport.insecure=true" if is_remote else "expected ipc://PATH or tcp://HOST:PORT"
     for listens in (True, False):
-        with pytest.raises(ConfigError, match=reason) as caught:
-            ZeroMQTransport(address, NONCE, listens=listens, insecure=not is_remote)
-        assert "\n" not in str(caught.value)
+        make = partial(ZeroMQTransport, address, NONCE, listens=listens, insecure=not is_remote)
+        assert reason in refusal(make)
