@@ -515,12 +515,20 @@ def config_of(folder: Path, **additional: Any) -> Any:
     )
 
 
+PATIENT = {"wait_ms": 60_000, "min_chance": 0.0}
+
+
 @pytest.fixture
-def proposer(small_models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncProposer]:
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that gets no processor for a while is waited for."""
+    monkeypatch.setattr(vllm, "QUIET_SECONDS", 60.0)
+
+
+@pytest.fixture
+def proposer(small_models: Path, monkeypatch: pytest.MonkeyPatch, patience: None) -> Iterator[AsyncProposer]:
     monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
     drafter = {"kind": "hf", "model": str(small_models / "draft"), "dtype": "float32"}
-    settings = {"drafter": drafter, "wait_ms": 10_000, "min_chance": 0.0, "cores": allowed_cores()[-1:]}
-    found = AsyncProposer(config_of(small_models, **settings))
+    found = AsyncProposer(config_of(small_models, drafter=drafter, cores=allowed_cores()[-1:], **PATIENT))
     yield found
     found.close()
     found.close()
@@ -551,25 +559,28 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
 
 
 def test_lists_are_of_one_length_where_vllm_has_full_graphs_of_decoding_passes(proposer: AsyncProposer) -> None:
-    texts = [[7, 8, 9], [9, 9]]
-    own = ask(proposer, texts)
+    texts, own = [[7, 8, 9], [9, 9]], list[list[list[int]]]()
+    assert proposer.batch is not None
+    propose = proposer.batch.propose
+    proposer.batch.propose = lambda *rows: own.append(propose(*rows)) or own[-1]  # type: ignore[func-returns-value]
+    assert ask(proposer, texts) == own[0]
+    assert all(own[0])
     proposer.compilation.cudagraph_mode.separate_routine = lambda: True
     padded = ask(proposer, texts)
-    assert padded == [[*candidates, *[0] * (NUM_CANDIDATES - len(candidates))] for candidates in own]
+    assert padded == [[*candidates, *[0] * (NUM_CANDIDATES - len(candidates))] for candidates in own[1]]
     assert ask(proposer, texts, num_new=0) == [[], []]
-    assert proposer.counts["proposed"] == 2 * sum(map(len, own))
-    assert proposer.batch is not None
+    assert proposer.counts["proposed"] == sum(len(candidates) for found in own for candidates in found)
     proposer.batch.settings = dataclasses.replace(proposer.batch.settings, draft_up_to_rows=1)
     assert ask(proposer, texts) == [[], []]
 
 
 def test_a_draft_of_another_place_is_found_with_its_keys_and_refused_with_others(
-    small_models: Path, small_pair: list[str], tmp_path: Path
+    small_models: Path, small_pair: list[str], tmp_path: Path, patience: None
 ) -> None:
     server = Server(tmp_path, small_pair)
     server.await_line("draft: listens at")
     drafter = {"kind": "hf", "address": server.address}
-    settings = {"drafter": drafter, "wait_ms": 10_000, "min_chance": 0.0, "startup_timeout_seconds": 20}
+    settings = {"drafter": drafter, **PATIENT}
     with pytest.raises(ConfigError, match=r"both ends need transport\.keys"):
         AsyncProposer(config_of(small_models, **settings, keys=str(tmp_path / "other")))
     proposer = AsyncProposer(config_of(small_models, **settings, keys=str(tmp_path / "keys")))
@@ -588,11 +599,7 @@ def test_a_draft_of_another_place_is_found_with_its_keys_and_refused_with_others
         (None, {"assigned_physical_gpu_ids": [0, 1, 3], "elastic_ep_max_dp_size": 3}, "cuda:2"),
         ("6,2,4", {"assigned_physical_gpu_ids": [6, 4], "local_world_size": 2}, "cuda:1"),
         ("GPU-1,GPU-2", {}, "cuda:1"),
-        (
-            "GPU-1,GPU-2",
-            {"assigned_physical_gpu_ids": [0]},
-            "vLLM has 1 ranks here, and sees 2 GPUs",
-        ),
+        ("GPU-1,GPU-2", {"assigned_physical_gpu_ids": [0]}, "vLLM has 1 ranks here, and sees 2 GPUs"),
         (None, {"local_world_size": 4}, "vLLM has 4 ranks here, and sees 4 GPUs; let it see another"),
         (None, {"assigned_physical_gpu_ids": [0], "elastic_ep_max_dp_size": 2}, "or name the draft's device"),
     ],
