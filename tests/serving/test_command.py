@@ -103,9 +103,8 @@ def reading(own: Served, numbers: Sequence[int], **options: Any) -> Iterator[lis
 
 
 def test_a_killed_draft_costs_no_token_and_a_signal_waits_for_answers(tmp_path: Path, small_pair: list[str]) -> None:
-    with served(
-        tmp_path, *small_pair, "serve.model_name=embedded", "max_num_seqs=2", PATIENT, AMUSD_API_KEY=KEY
-    ) as own:
+    settings = ("serve.model_name=embedded", f"serve.shutdown_seconds={SECONDS}", "max_num_seqs=2", PATIENT)
+    with served(tmp_path, *small_pair, *settings, AMUSD_API_KEY=KEY) as own:
         assert own.model == "embedded"
         assert httpx.get(f"{own.url}/v1/models", timeout=SECONDS).status_code == 401
         draft = json.loads((own.folder / "workers.json").read_text())["draft"][0]
