@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from protocol.sessions import hash_of, nodes_of
+from protocol.sessions import attached, hash_of, nodes_of
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.candidate_tree import MAX_NUMBERS
@@ -38,10 +38,7 @@ class Pair:
         self.renew()
 
     def renew(self) -> None:
-        self.target = TargetSession(
-            sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, fan_out=self._opening.fan_out
-        )
-        self.target.attach(1)
+        self.target = target(self._opening.fan_out)
         self.draft = DraftSession(self._opening)
 
     def step(self) -> list[Message]:
@@ -131,9 +128,7 @@ TREE = replace(CHAIN, weights=(CERTAINTY, 1))
 
 
 def target(fan_out: int = 1) -> TargetSession:
-    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, fan_out=fan_out)
-    session.attach(1)
-    return session
+    return attached(PROMPT, MAX_LENGTH, VOCAB_SIZE, fan_out=fan_out)
 
 
 def test_thousands_of_hostile_messages_are_refused_or_harmless() -> None:
