@@ -379,16 +379,6 @@ def test_a_killed_draft_costs_candidates_until_the_next_one_has_the_rows() -> No
     assert len(runner.proposed[0]) == NUM_CANDIDATES
 
 
-def test_a_draft_that_refuses_a_row_is_not_taken_for_a_mute_one() -> None:
-    runner = Runner(PROMPTS[4], drafts=Drafts(TableModel(VOCAB_SIZE, seed=3, max_length=4)))  # for five tokens
-    for _ in range(4):
-        runner.run()
-        runner.drafts.let(4)
-        runner.seconds += SILENT_SECONDS
-    assert runner.proposed == [[]]
-    assert runner.batch.connection.losses == []
-
-
 @pytest.mark.parametrize("act", ["receive", "send"])
 def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(
     act: str, monkeypatch: pytest.MonkeyPatch
