@@ -102,7 +102,7 @@ def test_each_child_is_a_process_of_its_own_forked_from_one(capfd: pytest.Captur
     assert ends[2].pid == killed
     assert len({server_pid, *(end.pid for end in ends)}) == 5
     assert "ValueError: as told" in capfd.readouterr().err
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def test_where_nothing_is_prepared_each_child_is_the_process_itself() -> None:

@@ -57,14 +57,19 @@ def test_a_terminal_without_room_gets_the_text_alone(monkeypatch: pytest.MonkeyP
     os.close(ours)
 
 
+def shell(words: str, folder: Path = ROOT, before: str = "") -> subprocess.CompletedProcess[str]:
+    line = f"{before}exec {sys.executable} -m launch.main {words}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(["sh", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+
 needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
 
 
 @needs_dev_full
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
 def test_a_command_without_a_standard_output_says_so_in_one_line(redirection: str, tmp_path: Path) -> None:
-    line = f"exec {sys.executable} -m launch.main simulate {SMALL} run_dir={tmp_path / 'run'} {redirection}"
-    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=90)
+    done = shell(f"simulate {SMALL} run_dir={tmp_path / 'run'} {redirection}")
     said = [line for line in done.stderr.splitlines() if not line[:1].isdigit() and "run directory" not in line]
     assert (done.returncode, len(said)) == (2, 1), done.stderr
     assert said[0].startswith("amusd: standard output: c")
@@ -74,10 +79,9 @@ def test_a_command_without_a_standard_output_says_so_in_one_line(redirection: st
 
 @needs_dev_full
 def test_help_that_cannot_be_written_is_a_mistake_of_one_line() -> None:
-    line = f"exec {sys.executable} -m launch.main generate --help >/dev/full"
-    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 2
-    assert done.stderr == "amusd: standard output: cannot be written (No space left on device)\n"
+    done = shell("generate --help >/dev/full")
+    message = "amusd: standard output: cannot be written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (2, message)
 
 
 def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
@@ -92,8 +96,7 @@ def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
 
 @pytest.mark.parametrize(("argument", "code"), [("", 0), ("nope=1", 2)])
 def test_a_command_without_a_standard_error_does_the_same_in_silence(argument: str, code: int, tmp_path: Path) -> None:
-    line = f"exec {sys.executable} -m launch.main simulate {SMALL} {argument} run_dir={tmp_path / 'run'} 2>&-"
-    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=90)
+    done = shell(f"simulate {SMALL} {argument} run_dir={tmp_path / 'run'} 2>&-")
     assert (done.returncode, "Traceback" in done.stdout) == (code, False), done.stdout
     assert bool(done.stdout) == (code == 0)
 
@@ -106,8 +109,6 @@ def test_a_command_without_a_standard_error_does_the_same_in_silence(argument: s
     ],
 )
 def test_a_process_that_no_command_could_work_in_is_one_line(before: str, message: str, tmp_path: Path) -> None:
-    line = f"{before}; exec {sys.executable} -m launch.main simulate {SMALL}"
-    own = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=90)
+    done = shell(f"simulate {SMALL}", tmp_path, f"{before}; ")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"amusd: {message}\n")
     assert list(tmp_path.iterdir()) == []

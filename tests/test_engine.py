@@ -52,58 +52,28 @@ def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
         assert engine.worker.counts.num_tokens_alone == counts.num_tokens_alone + lost.num_tokens_alone
 
 
-class Commands:
-    def __init__(self, tmp_path: Path) -> None:
-        self.directory = tmp_path
-        (tmp_path / "events").mkdir()
+def test_generate_streams_the_text_and_leaves_a_result_also_without_its_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12})
 
-    def run(self, command: str, engine: Engine, config: RunConfig) -> int:
-        console = Console(json_only=config.output == "json")
-        return run_command(command, Job(config, console, self.directory, prompts_of(command, config), lambda: engine))
+    def generate(engine: Engine) -> tuple[int, dict[str, Any]]:
+        asked = prompts_of("generate", config)
+        code = run_command("generate", Job(config, Console(), tmp_path, asked, lambda: engine))
+        return code, json.loads((tmp_path / "result.json").read_text())
 
-    def result(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads((self.directory / "result.json").read_text())
-        return result
-
-
-@pytest.fixture
-def commands(tmp_path: Path) -> Commands:
-    return Commands(tmp_path)
-
-
-def test_generate_streams_the_text_and_leaves_a_result(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
-    with pair({"ngram": FACTORY}) as (engine, _):
-        config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12})
-        with logged() as lines:
-            assert commands.run("generate", engine, config) == 0
-        text = engine.tokenizer.decode(reference(12, tuple(engine.tokenizer.encode(TEXT)))[len(TEXT) :])
-    shown = capsys.readouterr()
-    assert shown.out == text + "\n"
-    assert lines[-1].startswith("asynchronous: 12 tokens (length)")
-    assert commands.result()["text"] == text
-
-
-@pytest.mark.parametrize("command", ["generate", "compare"])
-def test_json_is_all_of_standard_output(commands: Commands, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    with pair({"ngram": FACTORY}) as (engine, _):
-        config = run_config(prompt=TEXT, output="json", sampling={"max_new_tokens": 12}, workload={"num_prompts": 2})
-        assert commands.run(command, engine, config) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1
-    document = json.loads(lines[0])
-    assert document == commands.result()
-    assert document["run_dir"] == str(commands.directory)
-
-
-def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(commands: Commands) -> None:
+    (tmp_path / "events").mkdir()
     with logged() as lines, pair({"ngram": oracle(60, always_wrong())}) as (engine, draft):
+        code, result = generate(engine)
+        expected = engine.tokenizer.decode(reference(12, tuple(engine.tokenizer.encode(TEXT)))[len(TEXT) :])
+        assert (code, result["text"], capsys.readouterr().out) == (0, expected, expected + "\n")
+        assert lines[-1].startswith("asynchronous: 12 tokens (length)")
         draft.link.kill()
-        config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12})
-        assert commands.run("generate", engine, config) == 1
+        code, result = generate(engine)
+        assert (code, result["finish_reason"]) == (1, "length")
         assert lines[-1].startswith("the draft was lost and the target went on alone")
-        assert commands.result()["finish_reason"] == "length"
         engine.worker.recorder.is_whole = False  # nor are the events
-        assert commands.run("generate", engine, config) == 2
+        assert generate(engine)[0] == 2
 
 
 def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tmp_path: Path) -> None:

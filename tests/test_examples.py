@@ -1,8 +1,9 @@
-"""Every example runs, on a small pair that is made here."""
+"""Every example runs, on a small pair that is made here; the reading core writes what transformers writes."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from amusd.checkpoints.tokenizer import load_tokenizer
 from tests.launch import processes
 from tests.launch.processes import ROOT
+from tests.test_golden import GREEDY, ids
 
 EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.timeout(600)
@@ -60,3 +63,32 @@ def test_a_sweep_takes_further_keys(small_pair: list[str], tmp_path: Path) -> No
 def test_without_ray_its_example_says_so_in_one_line(tmp_path: Path) -> None:
     done = processes.run([sys.executable, str(EXAMPLES / "ray_data.py")], tmp_path)
     assert (done.returncode, done.stderr) == (1, "examples/ray_data.py needs Ray: pip install 'ray[data]'\n")
+
+
+# The reading core
+
+
+NANO = ROOT / "examples" / "nano.py"
+COUNT, SKY = GREEDY
+"""The draft foresees most tokens of the first answer, and few of the other."""
+NUM_TOKENS = 12
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("prompt", [COUNT, pytest.param(SKY, marks=pytest.mark.long)])
+def test_the_answer_is_that_of_transformers(embedded_folder: Path, prompt: str, tmp_path: Path) -> None:
+    expected = load_tokenizer(embedded_folder).decode(ids(GREEDY[prompt])[:NUM_TOKENS])
+    done = processes.run(
+        [sys.executable, str(NANO), f"--max-new-tokens={NUM_TOKENS}", prompt], tmp_path, TMPDIR=str(tmp_path)
+    )
+    assert (done.returncode, done.stdout) == (0, expected + "\n"), done.stderr
+    counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)[,\n]", done.stderr)}
+    assert counts["tokens"] == counts["target passes"] + counts["accepted"] == NUM_TOKENS
+    assert not list(tmp_path.glob("*/model.safetensors"))
+
+
+def test_one_folder_alone_is_a_mistake(tmp_path: Path) -> None:
+    done = processes.run([sys.executable, str(NANO), "--target", str(tmp_path), "hi"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: name both folders, --target and --draft, or none\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.processes import SECONDS, amusd_command, descendants, environment
+from tests.launch.processes import PATIENT, ROOM, SECONDS, amusd_command, descendants, environment, full_pipe, num_in
 
 pytestmark = [
     pytest.mark.embedded,
@@ -67,14 +66,16 @@ LONG = (pytest.param(link, marks=pytest.mark.long) for link in ("tcp", "ranks"))
 @pytest.mark.parametrize("link", ["default", *LONG])
 def test_a_run_listens_on_this_machine_alone_runs_no_pickle_and_repeats_no_prompt(tmp_path: Path, link: str) -> None:
     canary = pickle.dumps(Canary(tmp_path / "canary"))
-    arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=40"]
+    arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=40", PATIENT]
     if link == "tcp":
         with socket.create_server(("127.0.0.1", 0)) as free:
             arguments.append(f"transport.address=tcp://127.0.0.1:{free.getsockname()[1]}")
     if link == "ranks":
         arguments.append("target_tensor_parallel_size=2")
-    command, pipe = amusd_command("generate", *arguments), subprocess.PIPE
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True)
+    command, (out, into, filling) = amusd_command("generate", *arguments), full_pipe()  # it is read when all was tried
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=into, stderr=subprocess.PIPE)
+    os.close(into)
+    answer = b""
     watchdog = threading.Timer(2 * SECONDS, process.kill)
     watchdog.start()
     seen: set[tuple[str, int]] = set()
@@ -90,19 +91,23 @@ def test_a_run_listens_on_this_machine_alone_runs_no_pickle_and_repeats_no_promp
             doors = set(listeners(tree))
             seen |= {door for door in doors if not isinstance(door, str)}
             # a stranger at a loopback port without keys may take the draft's place: it knocks once the pair has met
-            if link == "default" or select.select([process.stdout], [], [], 0)[0]:
+            has_begun = num_in(out) > filling
+            if link == "default" or has_begun:
                 reached |= {door for door in doors - reached if offer(canary, door)}
+            if has_begun and reached:
+                answer, filling = answer + os.read(out, filling + ROOM)[filling:], 0
             # the draft may listen for some milliseconds alone: the target waits until the stranger was there
             has_draft = any("draft_process" in command for command in commands)
             is_held = link == "default" and has_draft and not reached
             process.send_signal(signal.SIGSTOP if is_held else signal.SIGCONT)
             time.sleep(0.02)
-        out, err = process.communicate(timeout=SECONDS)
+        err = process.communicate(timeout=SECONDS)[1].decode()
     finally:
         watchdog.cancel()
         process.kill()
+    os.close(out)
     assert process.returncode == 0, err
-    assert out.strip()
+    assert answer.strip()
     assert bool(seen) == (link != "default")  # a pair of processes on one machine opens no port
     assert {address for address, _ in seen} <= LOOPBACK
     assert reached

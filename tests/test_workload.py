@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lines import refusal
 
 from amusd.config import RunConfig, WorkloadConfig
 from amusd.errors import ConfigError
@@ -90,9 +92,8 @@ BAD = {
 def test_a_bad_file_is_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=f"^workload.path={path}: {BAD[content]}") as caught:
-        load_prompts(WorkloadConfig(path=str(path)))
-    assert "\n" not in str(caught.value)
+    line = refusal(lambda: load_prompts(WorkloadConfig(path=str(path))))
+    assert re.match(f"workload.path={path}: {BAD[content]}", line)
 
 
 def test_what_json_allows_inside_a_string_ends_no_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `amusd compare` counts and keeps, also where a draft is lost on the way."""
+"""What `amusd compare` counts, keeps and shows, also where a draft is lost on the way."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from amusd.commands import compare
 from amusd.commands.compare import Comparison
 from amusd.commands.contestants import Contestant, contestants_of
 from amusd.commands.job import Job
+from amusd.commands.tables import advice, row_name, rows_table, summary_of
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
@@ -42,6 +43,7 @@ def run_config(*sizes: int, **changes: object) -> RunConfig:
     values: dict[str, object] = {
         "mode": "synchronous",
         "num_speculative_tokens": 2,
+        "max_silence_seconds": 60,
         "drafter": {"kind": "ngram"},
         "compare": {"batch_sizes": list(sizes or (1,))},
         "sampling": {"max_new_tokens": 9, "ignore_eos": True},
@@ -52,14 +54,6 @@ def run_config(*sizes: int, **changes: object) -> RunConfig:
 
 def job(engine: Engine, folder: Path, *sizes: int) -> Job:
     return Job(run_config(*sizes), Console(), folder, PROMPTS, lambda: engine)
-
-
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def show_progress(_label: str, done: int, _num_steps: int) -> None:
-        if done == number:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("amusd.commands.compare.show_progress", show_progress)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory links are Linux's")
@@ -88,25 +82,6 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured(m
     assert notes == ["the draft was lost; nothing is measured before the next one is there"]
 
 
-def test_an_interrupted_comparison_keeps_its_rows_without_computing_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_at(monkeypatch, 2)
-
-    def answer_otherwise(own: Comparison, contestant: Contestant, *asked: Any) -> Any:
-        (generation,), seconds = answered(own, contestant, *asked)
-        number = 9 if contestant.drafter is None else 8
-        return [replace(generation, token_ids=generation.token_ids[:number])], seconds
-
-    answered = Comparison.answer
-    monkeypatch.setattr(Comparison, "answer", answer_otherwise)
-    with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
-        compare.run(job(engine, tmp_path))
-    rows = json.loads((tmp_path / RESULT_FILE).read_text())["rows"]
-    different = {"num_prompts": 1, "num_identical": 0, "first_difference_gaps": [None]}
-    assert rows[1]["identical_to_autoregressive"] == different
-
-
 def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,15 +99,27 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(
 
 
 @pytest.mark.parametrize("num_done", [3, 5])
-def test_an_interrupted_comparison_keeps_the_turns_that_were_over(
+def test_an_interrupted_comparison_keeps_the_turns_that_were_over_without_computing_anything(
     tmp_path: Path, num_done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt_at(monkeypatch, num_done)
+    def interrupt(_label: str, done: int, _num_steps: int) -> None:
+        if done == num_done:
+            raise KeyboardInterrupt
 
+    def answer_otherwise(own: Comparison, contestant: Contestant, *asked: Any) -> Any:
+        (generation,), seconds = answered(own, contestant, *asked)
+        number = 9 if contestant.drafter is None else 8
+        return [replace(generation, token_ids=generation.token_ids[:number])], seconds
+
+    answered = Comparison.answer
+    monkeypatch.setattr("amusd.commands.compare.show_progress", interrupt)
+    monkeypatch.setattr(Comparison, "answer", answer_otherwise)
     with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
         compare.run(job(engine, tmp_path))
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads((tmp_path / RESULT_FILE).read_text())
     assert (result["complete"], [row["num_prompts"] for row in result["rows"]]) == (False, [num_done // 2] * 2)
+    different = {"num_prompts": num_done // 2, "num_identical": 0, "first_difference_gaps": [None] * (num_done // 2)}
+    assert result["rows"][1]["identical_to_autoregressive"] == different
 
 
 def test_the_answers_between_turns_are_plain_decodings_and_figures_are_kept_by_category(
@@ -242,3 +229,85 @@ def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path, capsys: p
     assert [len(row["sequence_ids"]) for row in result["rows"]] == [3, 3, 6, 6]
     assert "synchronous (best: 2 tokens), ngram, 4 at a time" in (tmp_path / "comparison.svg").read_text()
     assert len((tmp_path / ANSWERS_FILE).read_text().splitlines()) == 18
+
+
+# Names, columns and the advice under a table, for rows that are made up
+
+
+Row = dict[str, Any]
+PLAIN = {"mode": "autoregressive", "policy": None, "speedup_vs_autoregressive": 1.0}
+BLOCKS = "mode=synchronous num_speculative_tokens=4 tree=true"
+SLOW = "1.01 times as fast as plain decoding"
+CHAIN, AUTO = "mode=asynchronous policy=chain min_candidates=0", "mode=asynchronous policy=auto"
+
+
+def blocks(speedup: float) -> Row:
+    named = {"mode": "synchronous", "policy": None, "num_speculative_tokens": 4, "tree": True}
+    return {**named, "speedup_vs_autoregressive": speedup}
+
+
+def asynchronous(policy: str, speedup: float, **settings: Any) -> Row:
+    return {"mode": "asynchronous", "policy": policy, "speedup_vs_autoregressive": speedup, **settings}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            [asynchronous("chain", 2.8, min_candidates=0), blocks(2.0), asynchronous("auto", 2.5)],
+            f"Use {CHAIN}: 2.80 times as fast as plain decoding, and 1.40 times as fast as {BLOCKS}.",
+        ),
+        (
+            [asynchronous("chain", 2.8, min_candidates=0), asynchronous("auto", 2.76)],
+            f"Use {AUTO}: 2.76 times as fast as plain decoding.",
+        ),
+        (
+            [blocks(1.01), asynchronous("auto", 0.5)],
+            f"Use mode=autoregressive: speculation does not pay on this pair; {BLOCKS} is {SLOW}.",
+        ),
+        ([], ""),
+    ],
+    ids=["asynchronous", "auto beside a chain", "plain", "plain alone"],
+)
+def test_the_advice_names_the_fastest_setting_and_what_it_gains(options: list[Row], sentence: str) -> None:
+    assert advice([PLAIN, *options]) == sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine", "pair"),
+    [
+        ({"target": {"kind": "hf", "model": "org/Big"}, "drafter": {"kind": "hf", "model": "/models/small"},
+          "hardware": {"devices": ["cuda:0", "cuda:1"]}}, "NVIDIA H200 + NVIDIA H200", "Big, small"),
+        ({"drafter": {"kind": "hf", "model": "s"}, "hardware": {"devices": ["cuda:0", "cpu"]}},
+         "NVIDIA H200 + A CPU, 16 cores", "embedded, s"),
+        ({"drafter": {"kind": "hf", "model": "s"}, "hardware": {"devices": ["cpu", "cpu"]}},
+         "A CPU, 16 cores", "embedded, s"),
+    ],
+)  # fmt: skip
+def test_a_comparison_is_one_row_of_the_fastest_of_each_mode(settings: Any, machine: str, pair: str) -> None:
+    cpu, gpus = {"model": "A CPU", "allowed_cores": 16}, ["NVIDIA H200, 143771 MiB, 570.1"] * 8
+    config, environment = from_mapping(RunConfig, settings), {"cpu": cpu, "gpus": gpus, "commit": "c0ffee"}
+    rows = [
+        {"mode": mode, "drafter": "hf", "tokens_per_second": speed, "batch_size": size, "mean_acceptance_length": 2.5}
+        for mode, speed, size in (
+            ("autoregressive", 10.0, 1), ("synchronous", 20.0, 1), ("asynchronous", 30.0, 1), ("asynchronous", 25.0, 1),
+            ("synchronous", 99.0, 8),
+        )
+    ]  # fmt: skip
+    summary = summary_of(rows, config, environment)
+    assert (summary["machine"], summary["pair"]) == (machine, pair)
+    figures = ("autoregressive", "synchronous", "asynchronous", "ratio", "acceptance_length")
+    assert [summary[name] for name in figures] == [10.0, 20.0, 30.0, 1.5, 2.5]
+    assert summary_of(rows[:2] + rows[4:], config, environment) == {}
+
+
+def test_a_table_shows_what_rows_have_and_says_what_it_means() -> None:
+    best = {**blocks(1.5), "tuned": {"4": 3.0}, "drafter": "embedded", "batch_size": 8, "acceptance_rate": 0.5}
+    assert row_name(best) == "synchronous (best: 4 tree steps), embedded, 8 at a time"
+    assert row_name(asynchronous("chain", 2.0, min_candidates=0)) == "asynchronous (chain, waits for 0)"
+    shown = rows_table([PLAIN, best | {"draft_idle_fraction": 0.5}], ["draft_idle_fraction"])
+    table, legend = shown.split("\n\n")
+    header, _, first, second = table.splitlines()
+    assert header.split() == ["mode", "x", "plain", "accepted"]
+    assert (first.split()[-1], second.split()[-3:]) == ("1.00", ["1.50", "50", "%"])
+    assert legend == "x plain: speed over plain decoding, median of the answers; accepted: of the judged candidates"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,14 +27,22 @@ TEXTS = ["bad", "fade", "cafe", "a" * 500, "face", "bead", "deaf"]
 TOO_LONG = 4
 
 
+def write_prompts(folder: Path, records: Sequence[dict[str, Any]]) -> str:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def talk_of(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
     values = {
         "mode": "autoregressive",
         "out": str(tmp_path / "answers.jsonl"),
-        "workload": {"path": str(path)},
+        "workload": {"path": write_prompts(tmp_path, [{"prompt": text} for text in TEXTS])},
         "sampling": {"max_new_tokens": 9, "ignore_eos": True},
     }
     return from_mapping(RunConfig, values)
@@ -83,10 +91,9 @@ def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> N
 TALKS = [["bad", "fade", "cafe"], ["face"], ["bead", "a" * 490, "deaf"], ["dead", "feed"]]
 
 
-def test_a_conversation_goes_on_behind_its_own_answers_also_in_a_second_run(config: RunConfig) -> None:
-    talks = [[{"role": "user", "content": text} for text in talk] for talk in TALKS]
-    records = [{"question_id": f"q{number}", "messages": talk} for number, talk in enumerate(talks, start=1)]
-    Path(str(config.workload.path)).write_text("".join(json.dumps(record) + "\n" for record in records))
+def test_a_conversation_goes_on_behind_its_own_answers_also_in_a_second_run(config: RunConfig, tmp_path: Path) -> None:
+    talks = [{"question_id": f"q{number}", "messages": talk_of(*talk)} for number, talk in enumerate(TALKS, start=1)]
+    write_prompts(tmp_path, talks)
     file = Path(str(config.out))
     with plain_engine(2) as engine:
         result = generate(config, engine)
@@ -133,10 +140,11 @@ def test_no_turn_is_left_out_whenever_the_answers_end() -> None:
     assert [answer.name for answer in cast("Any", in_flight(engine, iter(talks), 2))] == ["a1", "a2", "b1", "b2"]
 
 
-def test_a_turn_that_fails_costs_no_answer_before_it(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = [{"role": "user", "content": text} for text in ("bead", "deaf")]
-    records = [{"prompt": "bad"}, {"prompt": "fade"}, {"messages": talk}]
-    Path(str(config.workload.path)).write_text("".join(json.dumps(record) + "\n" for record in records))
+def test_a_turn_that_fails_costs_no_answer_before_it(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [{"prompt": "bad"}, {"prompt": "fade"}, {"messages": talk_of("bead", "deaf")}]
+    write_prompts(tmp_path, records)
     with plain_engine(3) as engine:
         submit = engine.submit
 
@@ -158,7 +166,7 @@ def test_one_conversation_is_shown_turn_by_turn(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = replace(config, out=None)
-    prompt = replace(prompts_of("generate", alone)[0], later=({"role": "user", "content": "fade"},))
+    prompt = replace(prompts_of("generate", alone)[0], later=tuple(talk_of("fade")))
     with plain_engine() as engine:
         result, _, notes = answer_one(Job(alone, Console(), tmp_path, [prompt], lambda: engine), engine)
         first = engine.generate("bad", config.sampling).text

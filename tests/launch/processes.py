@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from tests.warm import ROOT, Popen
 
 SECONDS = 240.0
-WAITING = ("policy=chain", "min_candidates=2", "max_wait_passes=10000", "max_silence_seconds=60")
+PATIENT = "max_silence_seconds=60"
+WAITING = ("policy=branching", "min_candidates=2", "max_wait_passes=10000", PATIENT)
+BLOCKS = ("mode=synchronous", "num_speculative_tokens=3", PATIENT)
+ROOM = 16
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -21,7 +30,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def assert_gone(processes: Sequence[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(processes, 10.0)
+    _, left = psutil.wait_procs(processes, SECONDS)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -49,3 +58,38 @@ def run(command: list[str], folder: Path, **variables: str) -> subprocess.Comple
         finally:
             process.kill()
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@contextmanager
+def begun(command: list[str], folder: Path, **variables: str) -> Iterator[subprocess.Popen[Any]]:
+    """A process whose answer has begun, and cannot end before somebody reads its standard output.
+
+    That is a `full_pipe`.
+    """
+    out, into, filling = full_pipe()
+    pipe = subprocess.PIPE
+    process = Popen(
+        command, cwd=folder, env=environment(**variables), stdout=into, stderr=pipe, bufsize=0, start_new_session=True
+    )
+    os.close(into)
+    process.stdout = os.fdopen(out, "rb", buffering=0)
+    with process:
+        try:
+            while num_in(out) == filling:
+                assert process.poll() is None, process.communicate()[1]
+                time.sleep(0.01)
+            process.stdout.read(filling)
+            yield process
+        finally:
+            process.kill()
+
+
+def full_pipe() -> tuple[int, int, int]:
+    """Both ends of a pipe with room for a few bytes, and how many are in it; all of them must be read to make room."""
+    out, into = os.pipe()
+    return out, into, os.write(into, bytes(fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 1) - ROOM))
+
+
+def num_in(pipe: int) -> int:
+    (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(number)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from amusd.transport.curve import write_keys
-from tests.launch.processes import SECONDS, amusd_command, assert_gone, descendants, environment, run
+from tests.launch.processes import BLOCKS, SECONDS, amusd_command, assert_gone, begun, descendants, environment, run
 from tests.launch.small_pair import PROMPT, plain_answer
 from tests.warm import Popen
 
@@ -26,7 +27,6 @@ pytestmark = [
 ]
 
 NUM_TOKENS = 200
-BLOCKS = ("mode=synchronous", "num_speculative_tokens=3", "max_silence_seconds=60", "output=json")
 
 
 class Server:
@@ -51,19 +51,12 @@ class Server:
             time.sleep(0.02)
 
     def command(self, *arguments: str, keys: str = "keys") -> list[str]:
-        named = (f"drafter.address={self.address}", f"transport.keys={self.folder / keys}", "startup_timeout_seconds=5")
-        asked = (f"prompt={PROMPT}", f"sampling.max_new_tokens={NUM_TOKENS}", *BLOCKS)
+        named = (f"drafter.address={self.address}", f"transport.keys={self.folder / keys}")
+        asked = (f"prompt={PROMPT}", f"sampling.max_new_tokens={NUM_TOKENS}", *BLOCKS, "output=json")
         return amusd_command("generate", *self.pair, *named, *asked, *arguments)
 
-    def target(self, name: str) -> subprocess.Popen[Any]:
-        pipe = subprocess.PIPE
-        command = self.command(f"run_dir={self.folder / name}", "output=text")
-        process = Popen(command, cwd=self.folder, env=environment(), stdout=pipe, stderr=pipe, bufsize=0)
-        assert process.stdout.read(1)
-        return process
-
-    def result(self, name: str) -> Any:
-        return json.loads((self.folder / name / "result.json").read_text())
+    def target(self, name: str) -> AbstractContextManager[subprocess.Popen[Any]]:
+        return begun(self.command(f"run_dir={name}", "output=text"), self.folder)
 
 
 @pytest.fixture
@@ -81,11 +74,11 @@ def test_a_draft_serves_target_after_target_whoever_is_killed_and_ends_with_a_si
         killed.kill()
         killed.communicate()
     with server.target("killed draft") as target:
-        second = run(server.command("run_dir=second", "startup_timeout_seconds=600"), server.folder)
+        second = run(server.command("run_dir=second"), server.folder)
         descendants(server.process.pid)[-1].kill()
         target.communicate(timeout=SECONDS)
         assert target.returncode == 0
-    result = server.result("killed draft")
+    result = json.loads((server.folder / "killed draft" / "result.json").read_text())
     assert tuple(result["token_ids"]) == expected
     assert result["metrics"]["num_draft_tokens"] > 0
     line = f"amusd: drafter.address={server.address}: the draft serves another target; it serves one at a time"

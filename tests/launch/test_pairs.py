@@ -129,7 +129,7 @@ def test_a_pair_is_composed_and_gives_the_tokens_of_transformers(pair: str, tmp_
     with engine_of(*load_target(config, "cpu"), single) as (engine, _):
         prompt = tuple(range(3, 60)) * 2
         params = SamplingParams(max_new_tokens=10, ignore_eos=True)
-        for schedule in (decoding("autoregressive"), decoding("asynchronous", 3, max_wait_passes=1000.0)):
+        for schedule in (decoding("autoregressive"), decoding("synchronous", 3)):
             answer = engine.generate(prompt, params, decoding=schedule)
             rows = stock_logits(stock, [*prompt, *answer.token_ids])[len(prompt) - 1 : -1]
             chosen = rows.gather(1, torch.tensor(answer.token_ids).unsqueeze(1))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +14,8 @@ import pytest
 from amusd.config import SamplingParams
 from amusd.engine import Engine
 from launch.compose import compose_config
-from tests.launch.processes import SECONDS, amusd_command, assert_gone, descendants, environment
+from tests.launch.processes import SECONDS, amusd_command, assert_gone, begun, descendants
 from tests.launch.small_pair import PROMPT, plain_answer
-from tests.warm import Popen
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -44,10 +42,7 @@ def test_a_killed_rank_ends_the_run_with_one_clear_error_and_nothing_left(
 ) -> None:
     (temporary := tmp_path / "temporary").mkdir()
     arguments = [f"prompt={PROMPT}", "run_dir=out", "sampling.max_new_tokens=200", TWO]
-    command, pipe = amusd_command("generate", *small_pair, *arguments), subprocess.PIPE
-    variables = environment(TMPDIR=str(temporary))
-    with Popen(command, cwd=tmp_path, env=variables, stdout=pipe, stderr=pipe, bufsize=0) as process:
-        assert process.stdout.read(1)
+    with begun(amusd_command("generate", *small_pair, *arguments), tmp_path, TMPDIR=str(temporary)) as process:
         others = descendants(process.pid)
         rank = json.loads((tmp_path / "out" / "workers.json").read_text())["target"][killed]
         os.kill(rank, signal.SIGKILL)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import pytest
 
 from amusd.tracing.events import DRAFT_WORK, TARGET_WORK
 from amusd.tracing.timeline import Timeline, read_timeline
-from tests.launch.processes import SECONDS, amusd_command, assert_gone, descendants, environment, run
-from tests.warm import Popen
+from tests.launch.processes import PATIENT, SECONDS, amusd_command, assert_gone, begun, descendants, run
 
 pytestmark = [
     pytest.mark.embedded,
@@ -36,30 +36,9 @@ def generate(folder: Path, *overrides: str) -> dict[str, Any]:
     return document
 
 
-class Running:
-    def __init__(self, folder: Path, *overrides: str) -> None:
-        arguments = (PROMPT, "run_dir=out", f"sampling.max_new_tokens={NUM_TOKENS}", *overrides)
-        self.process = Popen(
-            amusd_command("generate", *arguments),
-            cwd=folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,  # so that reading the first character takes no more than that
-            start_new_session=True,
-        )
-        self.folder = folder / "out"
-        assert self.process.stdout is not None
-        self.first = self.process.stdout.read(1)
-
-    @property
-    def draft(self) -> int:
-        workers = json.loads((self.folder / "workers.json").read_text())
-        return int(workers["draft"][0])
-
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=SECONDS)
-        return self.process.returncode, (self.first + out).decode(), err.decode()
+def answering(folder: Path, *overrides: str) -> AbstractContextManager[subprocess.Popen[Any]]:
+    arguments = (PROMPT, "run_dir=out", f"sampling.max_new_tokens={NUM_TOKENS}", PATIENT, *overrides)
+    return begun(amusd_command("generate", *arguments), folder)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +54,7 @@ def overlap(part: Timeline) -> float:
 
 
 def test_two_processes_give_the_plain_answer_and_really_overlap(tmp_path: Path) -> None:
-    arguments = ["compare.synchronous_lengths=[3]", "workload.num_prompts=1"]
+    arguments = ["compare.synchronous_lengths=[3]", "workload.num_prompts=1", "policy=chain", "min_candidates=0"]
     done = run(amusd_command("compare", "output=json", "sampling.max_new_tokens=16", *arguments), tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
@@ -96,34 +75,35 @@ def test_two_processes_give_the_plain_answer_and_really_overlap(tmp_path: Path) 
 
 
 def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[str, Any]) -> None:
-    running = Running(tmp_path)
-    os.kill(running.draft, signal.SIGKILL)
-    code, out, err = running.end()
-    assert (code, out) == (0, plain["text"] + "\n"), err
-    assert len([line for line in err.splitlines() if line.startswith("amusd: the draft was lost once (")]) == 1
+    with answering(tmp_path) as process:
+        os.kill(json.loads((tmp_path / "out" / "workers.json").read_text())["draft"][0], signal.SIGKILL)
+        out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out.decode()) == (0, plain["text"] + "\n"), err
+    assert len([line for line in err.decode().splitlines() if line.startswith("amusd: the draft was lost once (")]) == 1
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_ends_every_process_and_keeps_what_was_written(tmp_path: Path, signum: signal.Signals) -> None:
-    running = Running(tmp_path, "sampling.max_new_tokens=400", "sampling.ignore_eos=true")
-    others = descendants(running.process.pid)
-    assert len(others) >= 2  # what a draft is forked from, and the draft
-    if signum == signal.SIGINT:  # as a terminal sends it
-        os.killpg(running.process.pid, signum)
-    else:
-        running.process.send_signal(signum)
-    code, out, err = running.end()
+    folder = tmp_path / "out"
+    with answering(tmp_path, "sampling.max_new_tokens=400", "sampling.ignore_eos=true") as process:
+        others = descendants(process.pid)
+        assert len(others) >= 2  # what a draft is forked from, and the draft
+        if signum == signal.SIGINT:  # as a terminal sends it
+            os.killpg(process.pid, signum)
+        else:
+            process.send_signal(signum)
+        out, err = (said.decode() for said in process.communicate(timeout=SECONDS))
     assert "Traceback" not in err
     assert_gone(others)
     if signum == signal.SIGKILL:
-        text = (running.folder / "partial.txt").read_text()
-        assert code == -signum
+        text = (folder / "partial.txt").read_text()
+        assert process.returncode == -signum
         assert text.startswith(out)
         assert text
         return
-    assert code == 128 + signum
-    assert err.endswith(f"amusd: interrupted; what was measured is in {running.folder}\n")
-    result = json.loads((running.folder / "result.json").read_text())
+    assert process.returncode == 128 + signum
+    assert err.endswith(f"amusd: interrupted; what was measured is in {folder}\n")
+    result = json.loads((folder / "result.json").read_text())
     assert result["complete"] is False
     assert result["text"].startswith(out.rstrip("\n"))
     assert len(result["token_ids"]) > 0

@@ -60,9 +60,10 @@ def test_a_process_that_does_not_come_back_is_ended(sleeps: str) -> None:
     """Python's handler does not run in a C function that goes on, nor does what catches `KeyboardInterrupt` end."""
     program = f"""
 import hashlib, os, threading, time
-threading.Timer(0.2, os.kill, (os.getpid(), {int(signal.SIGINT)})).start()
+timer = threading.Timer(0.5, os.kill, (os.getpid(), {int(signal.SIGINT)}))
 while True:
     try:
+        timer.is_alive() or timer.ident or timer.start()
         {sleeps}
     except KeyboardInterrupt as interruption:
         print(*interruption.args, flush=True)

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE
 from unittest.mock import Mock
 
 import psutil
@@ -24,9 +23,8 @@ from amusd.errors import ConfigError
 from amusd.runtime.rendezvous import Rendezvous
 from amusd.transport.addresses import address_towards, check_address
 from launch.run import RankInfo, compose, own_device, rank_info, rendezvous_in
-from tests.launch.processes import SECONDS, WAITING, descendants, environment, run, torchrun_command
+from tests.launch.processes import BLOCKS, SECONDS, WAITING, begun, descendants, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer
-from tests.warm import Popen
 
 DEADLINE_SECONDS = 30.0
 TWO_NODES = "transport.address=tcp://10.0.0.1:29501"
@@ -186,10 +184,8 @@ def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path, sm
 
 @pytest.mark.timeout(200)
 def test_the_last_rank_replaces_a_killed_draft_which_is_its_child(tmp_path: Path, small_pair: list[str]) -> None:
-    arguments = [f"prompt={PROMPT}", "sampling.max_new_tokens=200", "mode=synchronous", "num_speculative_tokens=3"]
-    line = torchrun_command(*small_pair, *arguments, "run_dir=out")
-    with Popen(line, cwd=tmp_path, env=environment(), stdout=PIPE, stderr=PIPE, bufsize=0) as process:
-        assert process.stdout.read(1)
+    arguments = [f"prompt={PROMPT}", "sampling.max_new_tokens=200", *BLOCKS, "run_dir=out"]
+    with begun(torchrun_command(*small_pair, *arguments), tmp_path) as process:
         ranks = psutil.Process(process.pid).children()
         target = json.loads((tmp_path / "out" / "workers.json").read_text())["target"]
         (last,) = [rank for rank in ranks if rank.pid not in target]

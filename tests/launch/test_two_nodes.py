@@ -15,7 +15,7 @@ import pytest
 from amusd.errors import ConfigError
 from amusd.transport.curve import write_keys
 from experiments.link_delay.run import ip, two_machines
-from tests.launch.processes import SECONDS, amusd_command, environment, run, torchrun_command
+from tests.launch.processes import BLOCKS, SECONDS, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -42,7 +42,7 @@ def running(folder: Path, small_pair: list[str], nodes: tuple[str, str]) -> Iter
     write_keys(folder / "keys")
     asked = [*small_pair, f"prompt={PROMPT}", f"sampling.max_new_tokens={NUM_TOKENS}", "run_dir=out"]
     asked += ["target_tensor_parallel_size=2", f"transport.keys={folder / 'keys'}"]
-    asked += [f"transport.address=tcp://{ADDRESSES[0]}:29501", "mode=synchronous", "num_speculative_tokens=3"]
+    asked += [f"transport.address=tcp://{ADDRESSES[0]}:29501", *BLOCKS]
     with ExitStack() as stack:
         started = []
         for number, name in enumerate(nodes):
@@ -129,7 +129,9 @@ def test_a_draft_behind_a_cable_that_was_cut_is_found_again(tmp_path: Path, node
         stack.callback(target.kill)
         assert target.stderr is not None
         assert any("run directory" in line for line in target.stderr)
-        time.sleep(1.0)
+        while not (tmp_path / "out" / "workers.json").exists():  # the pair has met
+            assert target.poll() is None, target.stderr.read()
+            time.sleep(0.05)
         ip("-n", nodes[0], "link", "set", "cable", "down")
         assert any("the draft is replaced: it has said nothing for" in line for line in target.stderr)
         ip("-n", nodes[0], "link", "set", "cable", "up")

@@ -1,7 +1,8 @@
-"""The installed package: complete, and able to compose far from the checkout."""
+"""The installed package is complete and composes far from the checkout; the image has the versions that are tested."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -56,3 +57,10 @@ def test_the_installed_command_composes_in_another_folder(installed: Path, tmp_p
     done = run(*command, "generate", "drafter=nope", folder=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("amusd: drafter=nope: expected auto, cascade, ")
+
+
+@pytest.mark.parametrize("name", ["TORCH", "PAIR"])
+def test_versions_are_those_that_the_tests_run_with(name: str) -> None:
+    (of_make,) = re.findall(rf"^{name} \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.findall(rf"^ARG {name}=(\S*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE) == [of_make]
+    assert of_make in (ROOT / "constraints.txt").read_text().splitlines()

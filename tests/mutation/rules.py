@@ -23,7 +23,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "the answers between turns are not plain decoding's": ("sampling, decoding=self.plain.decoding)", "sampling)"),
     },
-    ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
+    ("amusd/config/capabilities.py", "tests/test_config.py"): {
         "a drafter that cannot run ahead is asked to": (" and not capabilities_of(kind).runs_ahead:", " and False:"),
     },
     ("amusd/config/decoding.py", "tests/test_config.py"): {
@@ -597,7 +597,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/serving/service.py", "tests/serving/test_text.py"): {
         "log-probabilities are of tokens behind no prompt": ("engine.engine.tokenizer, ids", "engine.engine.tokenizer"),
     },
-    ("amusd/serving/timeline.py", "tests/serving/test_timeline.py"): {
+    ("amusd/serving/timeline.py", "tests/serving/test_pure.py"): {
         "a listener that has gone is still told": ("if listener is not keep)", "if listener)"),
         "a rollback is told though candidates are left": (" and not event.num_ready", ""),
     },

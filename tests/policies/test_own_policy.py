@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lines import refusal
 from oracle import always_right
-from runtime.pair import PROMPT, oracle, pair, params, reference
+from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.errors import ConfigError
@@ -17,7 +17,8 @@ CODE = """
 from amusd.policies.schedules import ContinuousPolicy
 
 def chain(decoding, *, can_branch):
-    return ContinuousPolicy(max_lookahead=decoding.max_lookahead, min_candidates=1 + can_branch, max_wait_passes=1.0)
+    limits = {"min_candidates": 1 + can_branch, "max_wait_passes": 1e6}
+    return ContinuousPolicy(max_lookahead=decoding.max_lookahead, always_waits=True, **limits)
 def wide(decoding, *, can_branch):
     return ContinuousPolicy(max_lookahead=4, fan_out=3, rows_per_step=4, min_candidates=0, max_wait_passes=0.0)
 def blind(decoding, *, can_branch): return ContinuousPolicy(max_lookahead=0, min_candidates=0, max_wait_passes=0.0)
@@ -60,7 +61,7 @@ def test_a_mistake_is_one_line(name: str, message: str, file: Path) -> None:
 
 def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
     with pair({"oracle": oracle(60, always_right())}) as (engine, _):
-        answer = engine.generate(PROMPT, params(60), decoding=DecodingConfig(policy=f"{file}:chain"))
+        answer = engine.generate(PROMPT, params(60), decoding=decoding("asynchronous", policy=f"{file}:chain"))
         assert (*PROMPT, *answer.token_ids) == reference(60)
         assert answer.policy == f"{file}:chain"
         assert answer.metrics.num_accepted > 0
@@ -74,7 +75,7 @@ def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("divides", "raises ZeroDivisionError: integer division or modulo by zero ({file}, line 15)"),
+        ("divides", "raises ZeroDivisionError: integer division or modulo by zero ({file}, line 16)"),
         ("decides", "returns None; expected amusd.policies.base.Verify or amusd.policies.base.Wait"),
     ],
 )

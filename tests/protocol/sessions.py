@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.draft_tree import Node, Transition, next_nodes
@@ -16,6 +17,12 @@ class Unhashed(TargetSession):
 
     def _prefix_fits(self, candidate: Candidate) -> bool:
         return True
+
+
+def attached(prompt: tuple[int, ...], max_length: int = 20, vocab_size: int = 100, **options: Any) -> TargetSession:
+    session = TargetSession(sequence_id=1, prompt=prompt, max_length=max_length, vocab_size=vocab_size, **options)
+    session.attach(1)
+    return session
 
 
 def hash_of(token_ids: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from protocol.sessions import hash_of, hear, judge, nodes_of, offered
+from protocol.sessions import attached, hash_of, hear, judge, nodes_of, offered
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.draft_session import DraftSession
@@ -16,9 +16,7 @@ OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1)
 
 
 def target(**options: bool) -> TargetSession:
-    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, **options)
-    session.attach(1)
-    return session
+    return attached(PROMPT, **options)
 
 
 def candidate(*tokens: int, first: int = 1, parent: int = 0) -> Candidate:
@@ -152,8 +150,7 @@ def test_an_impossible_commit_is_refused_and_changes_nothing(tokens: tuple[int, 
 
 
 def test_the_limit_is_kept() -> None:
-    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=5, vocab_size=100)
-    session.attach(1)
+    session = attached(PROMPT, max_length=5)
     session.receive(candidate(4, 5, 6))
     assert session.begin(6).candidates == (4,)
     with pytest.raises(AssertionError, match="3 tokens to commit, between 1 and 2 allowed"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from protocol.sessions import hash_of, hear, judge, nodes_of, offered
+from protocol.sessions import attached, hash_of, hear, judge, nodes_of, offered
 
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.draft_tree import Guesses, Node, next_nodes
@@ -23,9 +23,7 @@ HALF = CERTAINTY // 2
 
 
 def target() -> TargetSession:
-    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, fan_out=2)
-    session.attach(1)
-    return session
+    return attached(PROMPT, fan_out=2)
 
 
 def nodes(first: int, *nodes: tuple[int, int, int], behind: tuple[int, ...] = PROMPT) -> Candidate:

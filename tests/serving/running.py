@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from lines import logged
 from openai import OpenAI
-from runtime.pair import PROMPT, reference
+from runtime.pair import PROMPT, on_pass, reference
 from table_model import TableTokenizer
 
 from amusd.async_engine import AsyncEngine
@@ -28,7 +28,7 @@ MODEL = "table"
 TEXT = "dbebf"
 LONG = 300
 ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 @dataclass
@@ -42,6 +42,11 @@ class Running:
     @property
     def num_at_work(self) -> int:
         return len(self.engine.worker.sequences)
+
+    @property
+    def num_aborted(self) -> float:
+        """Counted by the server's own thread, which by then has cancelled the answers."""
+        return self.figures()["amusd:requests_aborted_total{}"]
 
     def client(self, **options: Any) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": SECONDS, **options})
@@ -73,6 +78,34 @@ class Running:
                 name, value = line.rsplit(" ", 1)
                 found[name.replace(f'model_name="{MODEL}"', "")] = float(value)
         return found
+
+
+class Paused:
+    """Holds every pass of a server's target until it may go on, or until this is closed."""
+
+    def __init__(self, server: Running) -> None:
+        self.at_work: list[int] = []
+        self._steps = threading.Semaphore(0)
+        self._arrived = threading.Semaphore(0)
+        self._server = server
+        self._is_over = False
+        on_pass(server.engine, self._wait)
+
+    def _wait(self, _number: int) -> None:
+        if not self._is_over:
+            self.at_work.append(self._server.num_at_work)
+            self._arrived.release()
+            assert self._steps.acquire(timeout=SECONDS)
+
+    def arrived(self) -> None:
+        assert self._arrived.acquire(timeout=SECONDS)
+
+    def go_on(self) -> None:
+        self._steps.release()
+
+    def close(self) -> None:
+        self._is_over = True
+        self._steps.release(1000)
 
 
 def until(holds: Callable[[], object], seconds: float = SECONDS) -> None:

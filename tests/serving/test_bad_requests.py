@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from runtime.pair import plain_engine
-from serving.running import MODEL, TEXT, Running, serving
+from serving.running import MODEL, TEXT, Running, serving, until
 
 from amusd.serving.requests import MAX_BIASES, MAX_STOPS, CompletionRequest, RequestError, read
 
@@ -131,5 +131,6 @@ def test_a_bug_is_an_error_in_openais_shape_too(monkeypatch: pytest.MonkeyPatch)
         assert response.status_code == 500
         told = {"message": "internal error", "type": "server_error", "param": None, "code": None}
         assert response.json() == {"error": told}
-    (line,) = own.lines  # told behind the answer
+        until(lambda: own.lines)  # told behind the answer
+    (line,) = own.lines
     assert line.startswith(f"{CHAT}: ZeroDivisionError in ")

@@ -24,7 +24,7 @@ from serving.running import until
 from amusd.config import RunConfig, ServeConfig
 from amusd.errors import ConfigError
 from amusd.serving.server import run_server
-from tests.launch.processes import SECONDS, amusd_command, environment, run
+from tests.launch.processes import PATIENT, SECONDS, amusd_command, environment, run
 from tests.test_documents import blocks
 from tests.warm import ROOT, Popen
 
@@ -103,7 +103,8 @@ def reading(own: Served, numbers: Sequence[int], **options: Any) -> Iterator[lis
 
 
 def test_a_killed_draft_costs_no_token_and_a_signal_waits_for_answers(tmp_path: Path, small_pair: list[str]) -> None:
-    with served(tmp_path, *small_pair, "serve.model_name=embedded", "max_num_seqs=2", AMUSD_API_KEY=KEY) as own:
+    settings = ("serve.model_name=embedded", f"serve.shutdown_seconds={SECONDS}", "max_num_seqs=2", PATIENT)
+    with served(tmp_path, *small_pair, *settings, AMUSD_API_KEY=KEY) as own:
         assert own.model == "embedded"
         assert httpx.get(f"{own.url}/v1/models", timeout=SECONDS).status_code == 401
         draft = json.loads((own.folder / "workers.json").read_text())["draft"][0]

@@ -1,9 +1,11 @@
-"""The pure part: whatever a client sends is a plan or a named mistake, and a stream adds up to the whole answer."""
+"""The pure part: a body is a plan or a named mistake, a stream adds up to the answer, listeners hear of every event."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any, get_args
 
 import pytest
@@ -11,14 +13,17 @@ from checkpoints.published_tokenizers import ids_of, sentencepiece_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from table_model import TableTokenizer
+from tracing.runs import made
 
 from amusd.answer import Generation
 from amusd.checkpoints.tokenizer import IncrementalDecoder, Tokenizer
 from amusd.config import SamplingParams
-from amusd.serving import requests
+from amusd.serving import requests, timeline
 from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params
 from amusd.serving.responses import Writer, event
+from amusd.serving.timeline import lines_of, listen
 from amusd.tracing.metrics import GenerationMetrics
+from amusd.tracing.recorder import Recorder
 from amusd.types import Token, TokenSource
 
 VOCAB_SIZE = 50
@@ -96,7 +101,7 @@ tokens = st.lists(st.sampled_from(["a", "bc", "", "é"]), min_size=1, max_size=1
 cuts = st.lists(st.integers(1, 4), min_size=1)
 
 
-def made(shown: list[str]) -> tuple[list[Token], Generation]:
+def answered(shown: list[str]) -> tuple[list[Token], Generation]:
     found = [
         Token(i % 9, text, -float(i + 1), ((i % 9, -float(i + 1)), (10, -50.0)), get_args(TokenSource)[i % 3])
         for i, text in enumerate(shown)
@@ -132,7 +137,7 @@ def streamed(out: Writer, found: list[Token], generation: Generation, widths: li
 @given(shown=tokens, widths=cuts)
 def test_the_pieces_of_an_answer_add_up(is_chat: bool, shown: list[str], widths: list[int]) -> None:
     fields = {"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2}
-    found, generation = made(shown)
+    found, generation = answered(shown)
     *pieces, last = streamed(writer(is_chat, **fields, token_sources=True), found, generation, widths)
     (whole,) = writer(is_chat, **fields, token_sources=True).whole([(found, generation)])["choices"]
     texts = [piece["delta"]["content"] if is_chat else piece["text"] for piece in pieces]
@@ -157,6 +162,45 @@ def test_of_alternatives_that_read_alike_the_likelier_stands() -> None:
     found = [Token(ids_of(SENTENCEPIECE, ["▁true"])[0], "", -0.5, alike)]
     asked = read({"prompt": "a", "logprobs": 6}, is_chat=False)
     out = writer_of(asked, Tokenizer(SENTENCEPIECE.backend_tokenizer), PROMPT_IDS)
-    (choice,) = out.whole([(found, made([""])[1])])["choices"]
+    (choice,) = out.whole([(found, answered([""])[1])])["choices"]
     (top,) = choice["logprobs"]["top_logprobs"]
     assert top == {" true": -0.5, "t": -1.0, "</s>": -2.0, "bytes:\\xc3": -3.0, "bytes:\\xc4": -5.0}
+
+
+# What listeners are told of the target's events
+
+
+PASS = {
+    "num_candidates": 3, "num_judged": 3, "num_accepted": 1, "num_tokens": 2,
+    "committed_length": 12, "num_ready": 0, "num_alternatives": 2, "num_accepted_alternatives": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("accepted", "ready", "told"), [(1, 0, True), (1, 2, False), (3, 0, False)])
+def test_a_pass_is_told_with_its_counts_and_a_rollback_if_none_is_left(accepted: int, ready: int, told: bool) -> None:
+    counts = {**PASS, "num_accepted": accepted, "num_tokens": accepted + 1, "num_ready": ready}
+    done, *more = lines_of(made("target_pass", 2_000_000_000, 2_500_000_000, 7, **counts))
+    times = {"begin": 2.0, "end": 2.5, "sequence": 7}
+    assert done == {
+        "device": "target", "kind": "pass", **times, "candidates": 3, "accepted": accepted, "tokens": accepted + 1,
+        "alternatives": 2,
+    }  # fmt: skip
+    assert more == ([{"device": "draft", "kind": "rollback", **times, "begin": 2.5}] if told else [])
+
+
+def test_a_listener_hears_what_happens_from_then_on_and_leaves_no_trace(monkeypatch: Any) -> None:
+    monkeypatch.setattr(timeline, "LOOK_SECONDS", 0.0)
+    recorder = Recorder("target")
+    recorder.span("target_prefill", 1, 2, 1)
+
+    async def hear() -> None:
+        async with aclosing(listen(recorder, lambda: False)) as events:
+            assert (await anext(events)).startswith(b":")
+            recorder.span("target_prefill", 1_000_000_000, 3_000_000_000, 4)
+            recorder.flush()  # as at the end of an answer: it is in the queue
+            told = json.loads((await anext(events)).decode().removeprefix("data: "))
+            assert told == {"device": "target", "kind": "prefill", "begin": 1.0, "end": 3.0, "sequence": 4}
+            assert len(recorder.listeners) == 1
+
+    asyncio.run(hear())
+    assert recorder.listeners == ()

@@ -1,17 +1,21 @@
-"""The figures of an answer, and events that survive the file."""
+"""The figures of an answer, and events that survive the file: each in that of its own run."""
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from full_disk import files_of_at_most
+from hypothesis import given
+from hypothesis import strategies as st
 from tracing.runs import made
 
 from amusd.protocol.messages import Progress
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.tracing.recorder import Recorder
+from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder, as_format
+from amusd.tracing.timeline import read_events
 
 PASS = made("target_pass", 0, 0).fields
 
@@ -68,3 +72,24 @@ def test_a_file_that_cannot_take_events_is_said_once(tmp_path: Path, caplog: pyt
             recorder.flush()
     assert not recorder.is_whole
     assert caplog.messages == [f"{tmp_path}/events/target.jsonl: cannot be written (File too large)"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans())))
+def test_an_event_is_in_the_file_of_its_run_which_is_made_for_the_first(events: list[tuple[int, int, bool]]) -> None:
+    """What belongs to no sequence (0 here) stays with the run that was going on. Braces in a path are no fields."""
+    with tempfile.TemporaryDirectory(prefix="{run}") as folder:
+        own: list[list[int]] = [[], [], []]
+        for run in range(3):
+            (Path(folder) / str(run)).mkdir()
+        recorder = Recorder("draft", f"{as_format(Path(folder))}/{{run}}/events")
+        now = 0
+        for index, (run, sequence, flush) in enumerate(events):
+            now = run if sequence else now
+            recorder.span("draft_wait", index, index, run * SEQUENCES_PER_RUN + sequence if sequence else -1)
+            own[now].append(index)
+            if flush:
+                recorder.flush()
+        recorder.flush()
+        for run, numbers in enumerate(own):
+            found = read_events(Path(folder) / str(run), "draft")
+            assert [event.start_ns for event in found] == numbers

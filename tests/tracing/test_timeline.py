@@ -1,12 +1,20 @@
-"""What became of each drafted token and each message, by the events of both workers."""
+"""What became of each drafted token and each message, by the events of both workers, and how `amusd trace` shows it."""
 
 from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracing.runs import made
+from simulation.builders import PLAIN, chain, synchronous, write_run
+from tracing.runs import MACHINE, SCHEDULES, made, simulated
 
+from amusd.commands.trace import THREADS, chrome_trace, run
+from amusd.errors import ConfigError
 from amusd.tracing.events import Event
 from amusd.tracing.timeline import Timeline, match_messages
 
@@ -68,3 +76,100 @@ def test_lost_messages_do_not_shift_the_others(data: st.DataObject, num_sent: in
     arrived = [event for event in sent if data.draw(st.booleans())]
     received = [made("receive", e.start_ns + 50, e.end_ns + 50, 1, **e.fields, reception="taken") for e in arrived]
     assert [one for one, _ in match_messages(sent, received)] == arrived
+
+
+# The trace file, in the Trace Event Format
+
+
+ON_A_THREAD = {"ph", "name", "pid", "tid", "cat", "ts"}
+KEYS = {
+    "M": {"ph", "name", "pid", "args"},
+    "X": ON_A_THREAD | {"dur", "args"},
+    "i": ON_A_THREAD | {"s", "args"},
+    "s": ON_A_THREAD | {"id"},
+    "f": ON_A_THREAD | {"id", "bp"},
+}
+"""The phases that are written, each with what the format asks of an event of it."""
+
+
+@pytest.fixture(params=SCHEDULES)
+def part(request: pytest.FixtureRequest) -> Timeline:
+    return simulated(request.param)[1]
+
+
+def traced(part: Timeline) -> list[dict[str, Any]]:
+    trace = json.loads(json.dumps(chrome_trace(part, {"sequence_id": 3})))
+    assert (trace["displayTimeUnit"], trace["metadata"]["sequence_id"]) == ("ms", 3)
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    return events
+
+
+def test_every_event_is_in_the_trace_event_format(part: Timeline) -> None:
+    events = traced(part)
+    for event in events:
+        assert KEYS[event["ph"]] <= set(event) <= KEYS[event["ph"]] | {"tid"}, event
+    names = [(event["name"], event["pid"], event.get("tid")) for event in events if event["ph"] == "M"]
+    assert len({*names}) == len(names) == 2 * (1 + len(THREADS))
+    for track in {(event["pid"], event["tid"]) for event in events if event["ph"] != "M"}:
+        assert ("thread_name", *track) in names
+        slices = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == track]
+        assert all(0 <= before["ts"] + before["dur"] <= after["ts"] + 0.002 for before, after in pairwise(slices))
+
+
+def test_every_arrow_starts_and_ends_in_a_slice_and_goes_forward(part: Timeline) -> None:
+    events = traced(part)
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert set(starts) == set(ends)
+    assert len(starts) == len(part.to_draft) + len(part.to_target)
+    assert bool(starts) == bool(part.draft)
+    slices = {(event["pid"], event["tid"], event["ts"], event["name"]) for event in events if event["ph"] == "X"}
+    for number, start in starts.items():
+        end = ends[number]
+        assert start["ts"] <= end["ts"]
+        assert (start["pid"], start["tid"], start["ts"], f"send {start['name']}") in slices
+        assert (end["pid"], end["tid"], end["ts"], f"receive {end['name']}") in slices
+
+
+def test_a_lost_draft_is_marked() -> None:
+    part = Timeline([made("target_prefill", 0, 10, 1), made("draft_lost", 20, 20, 1, reason="gone")], [])
+    marks = [(event["name"], event["ts"]) for event in traced(part) if event["ph"] == "i"]
+    assert marks == [("draft lost", 0.02)]
+
+
+# The command, on real run directories and on folders that are none
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    write_run(tmp_path, MACHINE, PLAIN, synchronous(4), chain(2), synchronous(2))
+    return tmp_path
+
+
+def test_the_file_the_picture_and_the_figures_of_a_sequence(run_directory: Path, capsys: Any) -> None:
+    assert run(run_directory) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("sequence 2001: asynchronous (chain), drafter simulated\n")
+    assert "target at work " in printed
+    assert " candidates accepted" in printed
+    assert "asynchronous (chain), drafter simulated:\n" in printed
+    assert "\n  2 candidates: " in printed
+    assert "\n  draft steps by rows: 1: " in printed
+    assert " passes began without a candidate that was sent within the " in printed
+    assert json.loads((run_directory / "trace.json").read_text())["metadata"]["sequence_id"] == 2001
+    svg = (run_directory / "timeline.svg").read_text()
+    assert "synchronous, blocks of 2" in svg
+    assert "asynchronous (chain)" in svg
+    assert (run_directory / "timeline.png").is_file()
+
+
+def test_what_cannot_be_traced_is_said_in_one_line(run_directory: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^sequence=9: no such sequence; this run has sequence=1 to 3001$"):
+        run(run_directory, "sequence=9")
+    (empty := run_directory / "empty").mkdir()
+    with pytest.raises(ConfigError, match="hold no answer"):
+        run(empty)
+    (empty / "events").mkdir()
+    (empty / "events" / "target.jsonl").write_text('{"name": "target_pass"}\n')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        run(empty)

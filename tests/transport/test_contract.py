@@ -1,20 +1,29 @@
-"""What every link promises (`transport/base.py`), run by every link."""
+"""What every link promises (`transport/base.py`), run by every link, also between two processes."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from runtime.clocked import Clock
 from strategies import EXAMPLES
-from transport.links import DEADLINE, LINKS, NONCE, VIRTUAL_LINKS, Pair, expect, fill
+from transport.links import DEADLINE, LINKS, NONCE, PROCESS_LINKS, VERDICT, VIRTUAL_LINKS, Pair, expect, fill
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Failed, Features, Open, Shutdown, Verdict
 from amusd.protocol.wire import encode
 from amusd.transport import torch_distributed, zeromq
 from amusd.transport.base import Transport
+from tests.warm import Popen
 
 NUM_MESSAGES = 300
 every_link = pytest.mark.parametrize("link", [*LINKS, *VIRTUAL_LINKS], indirect=True)
@@ -158,3 +167,107 @@ def test_a_peer_that_does_not_read_is_lost_and_never_blocks_the_sender(ends: tup
     with pytest.raises(PeerLostError, match="stopped reading"):
         fill(ends[0], message)
     assert time.monotonic() - started < DEADLINE
+
+
+# A delay, on a clock of the test's own
+
+
+DELAY_SECONDS = 0.2
+
+
+class Link(Transport):
+    delay_seconds = DELAY_SECONDS
+    arrives_at = 0.0
+
+    def send_frame(self, frame: bytes) -> None:
+        raise NotImplementedError
+
+    def receive_frame(self, timeout: float) -> bytes | None:
+        now = self.clock.now()
+        self.clock.sleep(min(timeout, max(0.0, self.arrives_at - now)))
+        if self.arrives_at > now + timeout:
+            return None
+        return encode(Shutdown(), 0, 5_000_000_000)
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("arrives_in", [0.0, 0.003, 0.15, 0.3])
+def test_a_message_comes_when_it_is_due_and_not_before(arrives_in: float) -> None:
+    link = Link("memory://", 0)
+    link.clock = clock = Clock()
+    clock.sleep(5.0)
+    link.arrives_at = 5.0 + arrives_in
+    assert link.receive(0.0) is None
+    assert link.receive(20.0) == Shutdown()
+    assert clock.now() == pytest.approx(5 + max(DELAY_SECONDS, arrives_in))
+
+
+# Two processes: who is stopped is slow, who is killed is lost, at either end
+
+
+ROOT = Path(__file__).parents[2]
+ECHO = f"""
+import sys
+sys.path.insert(0, "tests")
+from amusd.protocol.messages import Verdict
+from transport.links import PROCESS_LINKS
+link = PROCESS_LINKS[sys.argv[1]]()
+if sys.argv[2:]:
+    end = link.connect(sys.argv[2])
+    end.send({VERDICT!r})
+else:
+    end = link.listen()
+    sys.stdout.write(end.address + "\\n")
+    sys.stdout.flush()
+while (message := end.receive({3 * DEADLINE})) is not None:
+    end.send(message)
+"""
+
+
+@pytest.fixture(params=PROCESS_LINKS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(name: str) -> Iterator[Pair]:
+    pair = PROCESS_LINKS[name]()
+    yield pair
+    pair.close()
+
+
+def echo(*arguments: str) -> subprocess.Popen[Any]:
+    return Popen([sys.executable, "-c", ECHO, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(pair: Pair, name: str) -> None:
+    end = pair.listen()
+    with echo(name, end.address) as process, ThreadPoolExecutor(1) as threads:
+        try:
+            assert end.receive(3 * DEADLINE) == VERDICT
+            os.kill(process.pid, signal.SIGSTOP)
+            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.001)
+            end.send(VERDICT)
+            assert end.receive(0.2) is None
+            os.kill(process.pid, signal.SIGCONT)
+            assert expect(end) == VERDICT
+            receiving = threads.submit(end.receive, DEADLINE)
+            time.sleep(0.05)  # so that it sleeps; sooner is right as well
+            process.kill()
+            with pytest.raises(PeerLostError, match="the peer closed"):
+                receiving.result(DEADLINE)
+        finally:
+            process.kill()
+
+
+def test_the_death_of_the_listening_process_is_noticed_too(pair: Pair, name: str) -> None:
+    with echo(name) as process:
+        end = pair.connect(process.stdout.readline().strip())
+        end.send(VERDICT)
+        assert end.receive(3 * DEADLINE) == VERDICT
+        process.kill()
+        with pytest.raises(PeerLostError):
+            end.receive(DEADLINE)
