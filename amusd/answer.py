@@ -82,7 +82,7 @@ class Answer:
     def __next__(self) -> Token:
         """Raises `StateError` when the engine was closed, or the answer interrupted."""
         while True:
-            is_over = self.is_over  # read first: it is set behind the last tokens
+            is_over = self.is_over  # read first: it is set after the last tokens
             if self._num_read < len(self._tokens):
                 self._num_read += 1
                 return self._tokens[self._num_read - 1]
@@ -131,7 +131,7 @@ class Answer:
         self.is_over = True
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` behind the tokens that can be read."""
+        """Raise `error` after the tokens that can be read."""
         if not self.is_over:
             self._error = error
             self.is_over = True
@@ -214,7 +214,7 @@ class Scheduler:
         if not answer.is_queued:
             answer.is_queued = True
             self._queue.append(weakref.ref(answer))
-        self.check()  # behind that: what comes after the queue was emptied is refused
+        self.check()  # after that: what comes after the queue was emptied is refused
 
     def advance(self, answer: Answer) -> None:
         """Queue an answer, and compute a step of all at work unless another thread has just brought it on."""

@@ -137,7 +137,7 @@ async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator
         await news.wait()
         news.clear()
         for index, answer in tuple(reading.items()):
-            is_over = answer.is_over  # read first: it is set behind the last tokens
+            is_over = answer.is_over  # read first: it is set after the last tokens
             if tokens := answer.read_available():
                 yield index, tokens
             if is_over:

@@ -152,7 +152,7 @@ def serve(
     work: Callable[[Orders, Orders, Any], int],
     leave: Callable[[Orders], object] = lambda _settings: None,
 ) -> int:
-    """Run `work` for each line of orders, and return this process's exit code.
+    """Run `work` for each message of orders, and return this process's exit code.
 
     `prepare` gets the settings; `work` gets them, its orders and what was prepared, and returns an exit code. It runs
     in a fork; if None was prepared, in this process, once. `leave` is called when the parent is gone.

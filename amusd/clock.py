@@ -1,4 +1,4 @@
-"""The clock of workers, connections and links: the machine's, unless a test or simulation passes another."""
+"""The clock of workers and of message times: the machine's, unless a test or simulation passes another."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Seq
                     if each.has_work:
                         draft_step([each])
                 if not _same(_tree(manager), _tree(fresh)):
-                    raise AssertionError(f"step {step} behind {manager.session.committed} differs")
+                    raise AssertionError(f"step {step} after {manager.session.committed} differs")
             fresh.close()
         text = manager.session.committed
         for _ in range(2):

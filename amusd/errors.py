@@ -12,7 +12,7 @@
     +-- StateError             The caller's: the engine or answer is closed, unfinished or interrupted.
     +-- DeviceError            The device's: it exists but does not answer.
 
-An `AssertionError` is a bug of this package: an invariant of docs/protocol.md is broken, or a rollback failed.
+An `AssertionError` is a bug of this package, or of a drafter of a user's own whose rollback failed.
 
 The command line reports a `ConfigError` in one line and exits with 2. All other errors exit with 1: a `PeerError` is
 reported in one line, but a `PeerProtocolError`, like any unexpected error, is a bug and gets a traceback.

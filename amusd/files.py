@@ -31,7 +31,7 @@ _NO_TOKENIZER = (
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 MAX_SOCKET_FOLDER = 75
-"""Longest path in bytes: `/amusd-ranks-12345678/10` is put behind it, and macOS takes 103."""
+"""Longest path in bytes: `/amusd-ranks-12345678/10` is put after it, and macOS takes 103."""
 
 
 def write_whole(path: Path, text: str) -> None:

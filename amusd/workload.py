@@ -62,7 +62,7 @@ class WorkloadPrompt:
         return {"turn": self.turn, "category": self.category, "question_id": self.question_id}
 
     def following(self, answer: str) -> WorkloadPrompt | None:
-        """The prompt that asks the conversation's next message behind `answer`; None without a next one."""
+        """The prompt that asks the conversation's next message after `answer`; None without a next one."""
         if not self.later:
             return None
         asked = next(place for place, turn in enumerate(self.later, start=1) if turn["role"] == "user")
@@ -138,7 +138,7 @@ class _Record(msgspec.Struct):
     messages: tuple[_Turn, ...] = ()
 
     def asked(self) -> tuple[Sequence[_Turn], Sequence[_Turn]]:
-        """The turns to answer first, and the turns behind them up to the user's last message."""
+        """The turns to answer first, and the turns after them up to the user's last message."""
         if self.conversation:
             answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
             return self.conversation[: answers[-1] if answers else None], ()
@@ -195,7 +195,7 @@ class AnswersFile:
         self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
     def rest(self, prompts: Sequence[WorkloadPrompt]) -> list[WorkloadPrompt]:
-        """The prompts that are left behind the file's last answer; a conversation's rest counts as a prompt.
+        """The prompts that are left after the file's last answer; a conversation's rest counts as a prompt.
 
         Raises `ConfigError` if the file is unreadable, or has other answers or settings.
         """

@@ -107,7 +107,7 @@ def compose(arguments: Sequence[str], own: RankInfo) -> tuple[str, RunConfig]:
     link = config.transport
     if own.is_apart:
         if link.address is None or not link.address.startswith("tcp://"):
-            needed = f"tcp://HOST:PORT of the first one, where that port and the {num_ranks - 1} behind it are free"
+            needed = f"tcp://HOST:PORT of the first one, where that port and the {num_ranks - 1} after it are free"
             raise ConfigError(f"transport.address: required on several machines: {needed}")
         check_address(link.address, beyond=link.insecure or link.keys is not None, to_bind=False)
     return command, config
@@ -235,7 +235,10 @@ def draft_address(config: EngineConfig, rendezvous: Rendezvous) -> str:
 
 
 def is_over(store: Any) -> bool:
-    """Whether rank 0 is done or the store silent. A thread asks, since a wait for a lost machine never ends."""
+    """Whether rank 0 is done, or the store has not answered in time.
+
+    A thread asks, since a wait for a lost machine never ends.
+    """
     answers: list[bytes] = []
 
     def ask() -> None:

@@ -44,7 +44,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
 
 
 def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
-    """Raise `ConfigError` if the file's `names` hold more of a layer than is `read`, such as a bias.
+    """Raise `ConfigError` if a layer among the file's `names` is `read` only in part, as when its bias is left over.
 
     Whole layers, heads of another task and stored rotary angles may stay unread.
     """

@@ -68,7 +68,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
 def as_own(stock: Any) -> ModelConfig | None:
     """A configuration of transformers as a `ModelConfig`; None if `Decoder` does not compute the model.
 
-    Raises `ValueError` for sizes or rotary angles that nobody can compute.
+    Raises `ValueError` for sizes that do not fit together, and for rotary angles of an unknown kind.
     """
     if stock.model_type not in MODEL_TYPES:
         return None

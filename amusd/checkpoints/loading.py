@@ -32,7 +32,7 @@ from amusd.runner.model_runner import ModelRunner
 TOKENS_PER_REPLAY = 4
 """Most draft steps without the host, on GPUs with graphs."""
 DRAFT_ROWS = 16
-"""Most tokens that a draft's model takes in at once behind a rollback."""
+"""Most tokens that a draft's model takes in at once after a rollback."""
 
 
 def model_path(config: TargetConfig | DrafterConfig) -> str:

@@ -69,7 +69,7 @@ class RecurrentLayers:
     def _forward(
         self, layer: Any, forward: Any, cache: str, more: Mapping[str, int], hidden_states: Tensor, **given: Any
     ) -> Tensor:
-        """Compute [1, rows, hidden], the rows of each sequence behind its own state."""
+        """Compute [1, rows, hidden], the rows of each sequence after its own state."""
         number, found = layer.layer_idx, []
         for part in given[cache].parts:
             own = part.state.setdefault(number, LinearAttentionLayer())

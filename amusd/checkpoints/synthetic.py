@@ -89,7 +89,7 @@ def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed
 
 
 class SyntheticTokenizer(Tokenizer):
-    """Every id reads as its number behind a space."""
+    """Every id reads as its number after a space."""
 
     def __init__(self, vocab_size: int) -> None:
         """Ids are in `[0, vocab_size)`; none ends an answer."""

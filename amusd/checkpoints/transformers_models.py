@@ -192,7 +192,7 @@ def try_model(path: str | Path, model: ModelRunner) -> None:
 
 
 def settle_layers(path: str | Path, model: ModelRunner) -> None:
-    """Try the recurrent layers; if several tokens behind a state come out wrong, have them take one at a time.
+    """Try the recurrent layers; if several tokens after a state come out wrong, have them take one at a time.
 
     Raises `ConfigError` if the states cannot be rolled back, or the attention cannot be replaced.
     """

@@ -1,6 +1,6 @@
 """The commands of `amusd`: each is a module of this package, imported when the command runs.
 
-Its function `run` takes a `Job`, or a folder and the arguments behind it.
+Its function `run` takes a `Job`, or a folder and the arguments after it.
 """
 
 from __future__ import annotations

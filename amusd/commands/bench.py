@@ -253,7 +253,7 @@ def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
 
 
 def one_pass(model: ModelRunner, prompt: Sequence[int], width: int) -> Work:
-    """A pass over the first `width` tokens of `prompt`, behind the whole prompt."""
+    """A pass over the first `width` tokens of `prompt`, after the whole prompt."""
     return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
 
 

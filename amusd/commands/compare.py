@@ -34,7 +34,7 @@ from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers in a load per place of the batch. More make the end of a load, when places are empty, count less."""
+"""Answers in a load per place of the batch; a larger load makes its partly empty end count less."""
 LOOK_SECONDS = 0.1
 
 
@@ -121,7 +121,7 @@ class Comparison:
             yield
 
     def _unfolded(self, prompt: WorkloadPrompt) -> Iterator[Encoded]:
-        """Every turn of a conversation, behind answers of plain decoding that are not measured."""
+        """Every turn of a conversation, after answers of plain decoding that are not measured."""
         said = list[str]()
         for asked, token_ids in unfolded(self.engine, prompt, said, self.refused, raw=self.config.workload.raw):
             yield asked, token_ids

@@ -115,7 +115,7 @@ class Asker:
             if prompt.later:
                 try:
                     said.append(answer.result().text)
-                except Exception:  # noqa: BLE001 - raised again in its turn, behind the answers before it
+                except Exception:  # noqa: BLE001 - raised again in its turn, after the answers before it
                     return
 
 
@@ -144,7 +144,7 @@ def unfolded(
 ) -> Iterator[Encoded]:
     """Yield a prompt and its tokens, then each further turn of its conversation.
 
-    A turn stands behind the answer to the one before, which is the last of `said` by then. A turn that cannot be used
+    A turn stands after the answer to the one before, which is the last of `said` by then. A turn that cannot be used
     ends the conversation, with a line in `refused`.
     """
     asked: WorkloadPrompt | None = prompt

@@ -100,7 +100,7 @@ def _started(work: str, cores: AbstractSet[int], *settings: Any, **options: Any)
 
 
 def main() -> None:
-    """Run as that process until the parent ends it or is gone."""
+    """Run the other process; it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     work, cores, *settings = json.loads(sys.argv[-1])
     pin_to(set(cores))

@@ -16,7 +16,7 @@ class Capabilities:
     tree: bool = True
     """It drafts trees: synchronous mode with `tree`, and the policies `branching` and `auto`."""
     runs_ahead: bool = True
-    """It drafts on behind its own unjudged guesses: asynchronous mode."""
+    """It drafts on after its own unjudged guesses: asynchronous mode."""
     needs_features: bool = False
     """It reads the target's hidden states of the committed tokens."""
     has_model: bool = True

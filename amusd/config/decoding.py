@@ -145,9 +145,9 @@ class DecodingConfig(Settings):
     min_candidates: CountFromZero = 2
     """Chain, branching: candidates the target waits for where the draft starts anew."""
     max_wait_passes: Amount = 1.0
-    """Chain, branching, auto: the longest such wait, in target passes."""
+    """Chain, branching, auto: the longest wait before a pass, in target passes."""
     fan_out: _FanOut = 8
-    """Trees: most candidates that the draft prepares behind each token."""
+    """Trees: most candidates that the draft prepares after each token."""
     rows_per_step: _FanOut = 16
     """Trees: most tokens that the draft computes in one step."""
     verify_breadth: Count = 3

@@ -232,7 +232,7 @@ class EngineConfig(EngineKeys):
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
     """Drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
     max_verify_width: Length = MIN_VERIFY_WIDTH
-    """Most rows of a target pass: the last committed token and the candidates behind it."""
+    """Most rows of a target pass: the last committed token and the candidates after it."""
     fits_memory: bool = False
     """Whether the draft shortens its caches to fit half of the free memory of its device."""
 

@@ -61,7 +61,7 @@ class RunConfig(DecodingConfig, EngineKeys):
         self.engine()
 
     def without_secrets(self) -> RunConfig:
-        """A copy that everybody may read."""
+        """A copy without secrets, for files that others may read."""
         serve = dataclasses.replace(self.serve, api_key=self.serve.api_key and HIDDEN)
         return dataclasses.replace(self, serve=serve)
 

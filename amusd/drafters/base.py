@@ -49,12 +49,12 @@ def path_to(root: Node, node: Node) -> list[int]:
 
 
 def chain_of(token_ids: Sequence[int]) -> list[Guesses]:
-    """The one guess behind each token of a chain."""
+    """The one guess after each token of a chain."""
     return [((token_id, 1.0),) for token_id in token_ids]
 
 
 class Drafter:
-    """Guesses the tokens behind nodes of one sequence's tree; of a chain, where `fan_out` is 1.
+    """Guesses the tokens after nodes of one sequence's tree; of a chain, where `fan_out` is 1.
 
     Guesses depend on the committed tokens, their features and the node's path alone, whatever happened before.
     Override `propose` to give one continuation, `expand` to give several, or `step` to share passes of a model.
@@ -72,7 +72,7 @@ class Drafter:
     capacity = 0
     """Longest length of the sequence, at most `max_length`."""
     fan_out = 1
-    """Most guesses behind a node."""
+    """Most guesses after a node."""
 
     @functools.cached_property
     def committed(self) -> list[int]:
@@ -99,11 +99,11 @@ class Drafter:
         """Hint that `propose` comes next for this `path`, so that a draft on another device can begin."""
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:  # noqa: ARG002 - for others
-        """Up to `room` tokens behind the committed ones and `path`; may be empty."""
+        """Up to `room` tokens after the committed ones and `path`; may be empty."""
         return ()
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
-        """Guess what follows each of `nodes`. A chain goes on behind its own guess: an entry for each token."""
+        """Guess what follows each of `nodes`. A chain goes on after its own guess: an entry for each token."""
         return chain_of(self.propose(path_to(root, nodes[-1]), room))
 
     @classmethod

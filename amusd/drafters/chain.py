@@ -1,6 +1,6 @@
 """Drafts a chain: holds the text of a sequence in a model's cache, and appends the tokens that the model chooses.
 
-    token_ids   the committed tokens, and the path behind them
+    token_ids   the committed tokens, and the path after them
     cache       keys and values of the text's first tokens, all but the last at most, so that a pass has an input
 
 If a long enough suffix of the text has occurred before, prompt lookup proposes what followed it. That is free, and
@@ -25,7 +25,7 @@ from amusd.sampling.sampler import SequenceSampler
 
 
 class ChainText:
-    """The text of one sequence after another; a cache keeps what the next one begins with. No step copies it."""
+    """The text of one sequence at a time, which no step copies. Its cache is kept: the next text may begin alike."""
 
     def __init__(self, model: ModelRunner, cache: KVCache, ngrams: NgramCache | None = None) -> None:
         """`ngrams`: proposes first."""
@@ -44,7 +44,7 @@ class ChainText:
         self._prefill()
 
     def open(self, committed: list[int], distribution: Distribution) -> None:
-        """`fill`, and have the tokens behind it drawn from `distribution`."""
+        """`fill`, and have the tokens after it drawn from `distribution`."""
         self.fill(committed)
         if self._ngrams is not None:
             self._ngrams.open(committed)
@@ -74,7 +74,7 @@ class ChainText:
         return self._sampler is None or self._sampler.can_replay
 
     def rows(self, candidates: Sequence[int] = (), steps: int = 1) -> Rows:
-        """The end of the text that the cache lacks, and `candidates` behind it."""
+        """The end of the text that the cache lacks, and `candidates` after it."""
         start = self._cache.length
         if len(self.token_ids) - start + len(candidates) > self._model.numerics.max_rows(start):
             self._prefill()
@@ -114,7 +114,7 @@ class ChainText:
         return probs
 
     def _draw(self, output: ModelOutput, row: int) -> int:
-        """The token chosen behind a row. Raises `NotFiniteError`."""
+        """The token chosen after a row. Raises `NotFiniteError`."""
         column, _ = output.sample(row)
         if isinstance(self._sampler, DraftSampler):
             assert output.wanted is not None
@@ -140,7 +140,7 @@ def model_ids(model: ModelRunner, token_ids: Sequence[int]) -> list[int]:
 
 
 def chain_step(model: ModelRunner, texts: Sequence[ChainText], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-    """The tokens that are looked up behind each path; where none are, those of passes that the texts share.
+    """The tokens that are looked up after each path; where none are, those of passes that the texts share.
 
     There are fewer where logits are not finite.
     """

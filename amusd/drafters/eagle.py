@@ -99,7 +99,7 @@ class FeatureSlots(TreeSlots):
         is_new = not self._known[start : start + number].all()
         self._features[start : start + number] = features
         self._known[start : start + number] = True
-        first = max(start + 1 - self._first_position, 0)  # in the prefix: the row behind the first feature
+        first = max(start + 1 - self._first_position, 0)  # in the prefix: the row after the first feature
         if is_new and first < self._num_computed:
             self._free += self._prefix[first : self._num_computed][::-1].tolist()
             self._pending = [*range(first + self._first_position, len(self._committed))]

@@ -31,7 +31,7 @@ Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last o
 has none.
 """
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
-"""`CHANCES[n]`: how often what followed a suffix of n tokens (the last: or more) follows again; embedded target."""
+"""`CHANCES[n]`: how often the token after a match of n tokens (the last: n or more) comes again; embedded target."""
 MAX_CONTINUATIONS = 3
 LOOKUP_TOKENS = 8
 """Most tokens of a path that a tree looks up."""
@@ -187,7 +187,7 @@ class NgramDrafter(Drafter):
         return [chances_of([one for one in own if one[1] >= self._min_ngram][: self.fan_out]) for own in found]
 
     def look_up(self) -> tuple[Sequence[int], float]:
-        """The continuation of the longest suffix behind a tree's committed tokens, and its chance."""
+        """The continuation of the longest suffix after a tree's committed tokens, and its chance."""
         if self.fan_out == 1:
             return (), 0.0
         found, agreement = self._ngrams.continuation(LOOKUP_TOKENS)

@@ -21,7 +21,7 @@ from amusd.runner.model_runner import ModelRunner
 Schedule = Callable[[int], bool]
 """Position (absolute) -> whether its proposal is the target's own token."""
 _UNJUDGED = 0
-"""The token behind the reference, where the target's is not known."""
+"""The token after the reference, where the target's is not known."""
 ACCEPT_NEXT = 0.4
 """Probability that a tree's further guess is right where those before it are wrong."""
 
@@ -82,7 +82,7 @@ class SyntheticDrafter(ModelDrafter):
         return chain_of(tokens)
 
     def guesses(self, path: Sequence[int]) -> Guesses:
-        """A tree's guesses behind the committed tokens and `path`."""
+        """A tree's guesses after the committed tokens and `path`."""
         text, number = [*self.committed, *path], self.fan_out
         position = len(text)
         is_right = self._reference[:position] == text and position < len(self._reference)

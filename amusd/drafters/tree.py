@@ -91,7 +91,7 @@ class TreeSlots:
         return self._rows(tokens, paths, [path_to(root, node) for node in nodes])
 
     def take(self, output: ModelOutput) -> Sequence[Guesses]:
-        """The likeliest tokens behind the nodes of the last `rows`; none if not finite."""
+        """The likeliest tokens after the nodes of the last `rows`; none if not finite."""
         assert output.wanted is not None
         number = len(self._mixtures)
         try:
@@ -101,7 +101,7 @@ class TreeSlots:
             return self._ranking.rank(output.logits[-number:], inputs, self._mixtures, outputs)
         except NotFiniteError as error:
             say_not_finite(error)
-            self._model.wipe(self._cache)  # the committed tokens behind the prompt are lost, too, which costs guesses
+            self._model.wipe(self._cache)  # the committed tokens after the prompt are lost, too, which costs guesses
             return [()] * number
 
     def _pending_rows(self, most: int, behind: Sequence[Sequence[int]]) -> Rows:
@@ -111,7 +111,7 @@ class TreeSlots:
         slots = [self._free.pop() for _ in positions]
         tokens = [self._committed[position] for position in positions]
         rows = self._rows(tokens, [slots[: row + 1] for row in range(len(slots))], behind)
-        self._append_to_prefix(slots)  # behind what `rows` have of it
+        self._append_to_prefix(slots)  # after what `rows` have of it
         return rows
 
     def _rows(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]) -> Rows:

@@ -41,7 +41,7 @@ from amusd.runtime.remote_drafter import LOOKAHEAD
 from amusd.tracing.recorder import Recorder
 
 FAN_OUT = 8
-"""Most candidates behind a token."""
+"""Most candidates after a token."""
 QUIET_SECONDS = 1.0
 """A draft that owes an answer for longer gets only reminders, so that its link does not fill.
 
@@ -105,7 +105,7 @@ class Batch:
         return self.client.connection
 
     def propose(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
-        """Candidates behind each row's text, a list for each row.
+        """Candidates after each row's text, a list for each row.
 
         `num_new`: tokens that the last pass added to each; 0: the row's prompt is not computed yet, and it wants none.
         """
@@ -140,7 +140,7 @@ class Batch:
         return found
 
     def _candidates(self, row: _Row | None) -> list[int]:
-        """The tokens of the likeliest path that are likely enough; a chain's weights are unknown."""
+        """The likeliest path, cut where its chance falls below `min_chance`; a chain has no weights and is not cut."""
         if row is None:
             return []
         candidates, weights = row.session.candidates, row.session.weights
@@ -167,7 +167,17 @@ class Batch:
         drafter, number = self.settings.drafter, self.client.next_sequence_id
         num_rows = self.settings.rows_per_step if drafter.can.tree else 1
         width = min(num_rows, FAN_OUT)
-        wish = Open(number, 0, (), self.capacity, drafter.kind, LOOKAHEAD, 1, fan_out=width, rows_per_step=num_rows)
+        wish = Open(
+            sequence_id=number,
+            incarnation=0,
+            token_ids=(),
+            max_length=self.capacity,
+            drafter=drafter.kind,
+            max_lookahead=LOOKAHEAD,
+            tokens_per_message=1,
+            fan_out=width,
+            rows_per_step=num_rows,
+        )
         row = _Row(text.tolist(), wish, self.vocab_size, QUIET_SECONDS)
         row.text = text.copy()
         return row
@@ -202,7 +212,7 @@ class Batch:
 
 
 class AsyncProposer:
-    """vLLM's proposer: gives it the candidates that a draft process has made meanwhile.
+    """A proposer for vLLM: it returns the candidates that a draft process has made since the last pass.
 
     Its settings are those of `ProposerConfig`, in vLLM's `additional_config` under `amusd`.
     """

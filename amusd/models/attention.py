@@ -174,7 +174,7 @@ def register_attention() -> str:
 def window_of_mask(
     *, config: Any, local_size: int | None = None, use_vmap: bool = False, **named: Any
 ) -> Window | None:
-    """What transformers' models hand to a layer in the place of a mask: its window.
+    """The window of a layer, which models of transformers pass on to it in place of a mask.
 
     Raises `ValueError` for a mask that is not causal. The names are transformers' own.
     """

@@ -65,7 +65,7 @@ class Layer:
     def __call__(
         self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, next_norm: Norm
     ) -> tuple[Tensor, Tensor]:
-        """`hidden` [rows, width] plus attention to `inputs` [rows, any] and the MLP, and `next_norm` of this sum.
+        """The block's output [rows, width] for `hidden` of the same shape, and `next_norm` of it.
 
         May overwrite `hidden`; of several ranks only `Ranks.own_rows` of it hold the sum. `inputs`: usually the normed
         `hidden`; `rotation`: [rows, dim / 2] complex.

@@ -64,7 +64,7 @@ def add_and_norm(hidden: Tensor, parts: Tensor | None, weight: Tensor, epsilon: 
 
 
 def add_parts(hidden: Tensor, parts: Tensor) -> None:
-    """Add `parts` [ranks, rows, width] to `hidden` [rows, width]: first each other in order, in float32."""
+    """Add to `hidden` [rows, width] the float32 sum of `parts` [ranks, rows, width], taken in the order of ranks."""
     first, *others = parts
     total = first.float()
     for other in others:

@@ -193,7 +193,7 @@ def check_finite(largest: npt.ArrayLike) -> None:
 
 
 def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Paths:
-    """Slots of paths that share their first row, behind a cache's tokens. `parents`: see `Rows`.
+    """Slots of paths that share their first row, after a cache's tokens. `parents`: see `Rows`.
 
     A row's slot is its position plus a stride for each track before its own. In captured passes, whose sums do not
     depend on slots, it is the next one. Raises `ValueError` if the tracks do not suffice, or a row comes before its

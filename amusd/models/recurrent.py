@@ -3,7 +3,7 @@
     0 ............ state ............ length
                      [ fed once more ) [ rows of the next pass )
 
-A pass leaves a state behind its final rows, which no rollback drops, and one behind its last row, which counts if all
+A pass leaves a state after its final rows, which no rollback drops, and one after its last row, which counts if all
 are kept. After a rollback the next pass begins at the newest state that is left.
 """
 
@@ -34,19 +34,20 @@ class StatePart:
     num_final: int
     """Leading rows that no rollback drops. If negative, the last `-num_final` tokens before them may be dropped too."""
     state: State = field(default_factory=dict)
-    """Before the pass; afterwards behind its last row."""
+    """Before the pass; afterwards after its last row."""
     final: State = field(default_factory=dict)
     """Behind the final rows, where others follow."""
 
     def pieces(self, layer: int, most: int | None) -> Iterator[slice]:
-        """Yield the rows of each call of a layer, and keep its state behind the final rows.
+        """Yield the rows of each call of a layer, and keep its state after the final rows.
 
         `most`: rows of a call; None: any number.
         """
         border, end = self.first + max(0, self.num_final), self.first + len(self.token_ids)
         for start, stop in ((self.first, border), (border, end)):
-            for row in range(start, stop, most or max(1, stop - start)):
-                yield slice(row, min(stop, row + (most or stop)))
+            step = most or max(1, stop - start)
+            for row in range(start, stop, step):
+                yield slice(row, min(stop, row + step))
             if start < stop < end:
                 self.final[layer] = copied(self.state[layer])
 
@@ -79,7 +80,7 @@ class StateHistory:
         self.kept = {place: number for place, number in self.kept.items() if place <= length}
 
     def begin(self, first: int, token_ids: Sequence[int], num_final: int) -> StatePart:
-        """A pass of these tokens behind the newest state."""
+        """A pass of these tokens after the newest state."""
         start = len(self.token_ids)
         state = self.states.pop(start, {})
         is_far = num_final < 0 and start - self.newest(start) >= _MOST_UNKEPT

@@ -37,7 +37,7 @@ class RunningRatio:
 FORGETTING = 0.98
 """Weight of past waits after each pass, so that waiting is tried again."""
 PRIOR_WAITS = 0.3
-"""Weight of the draft's own step times, in candidates; they keep waits in vain from ending all waiting."""
+"""Weight of the draft's own step times, in candidates; the estimated wait stays finite when no candidate comes."""
 LONGEST_WAIT = 3.0
 """A wait ends, and counts, at this many usual waits, so that one stall of the machine does not end all waiting.
 
@@ -83,7 +83,7 @@ class Waits:
 
 
 OUTCOME_MEMORY = 0.5 ** (1 / 64)
-"""Weight of the past in what candidates came to, per candidate tested or corrected."""
+"""Weight of the past in the acceptance rate, per tested candidate, and in its correction, per pass."""
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
 """The assumed acceptance, and its weight in tested candidates."""
 STEP_DONE = 0.5
@@ -165,7 +165,7 @@ class RowCost:
         """Take in a pass over `num_rows` that took `ns`."""
         num, sum_rows, sum_ns, *_ = self._sums
         if num >= 1 and ns > OUTLIER * sum_ns * max(1 / num, num_rows / sum_rows):
-            self._sums = tuple(ROW_MEMORY * past for past in self._sums)  # many of them are no stalls
+            self._sums = tuple(ROW_MEMORY * past for past in self._sums)  # the old sums fade: a lasting slowdown counts
             return
         added = 1, num_rows, ns, num_rows**2, num_rows * ns
         self._sums = tuple(ROW_MEMORY * past + new for past, new in zip(self._sums, added, strict=True))

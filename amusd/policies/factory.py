@@ -63,9 +63,9 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     own: Policy = call("policy", decoding.policy, (Policy,), function, decoding, can_branch=can_branch)
     plan = {field.name: getattr(own, field.name) for field in fields(Policy)}
     for name, value in plan.items():
-        least, most = int(name != "max_steps"), MAX_FAN_OUT if name in ("fan_out", "rows_per_step") else MAX_COUNT
-        if not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"policy={decoding.policy}: {name}={shown(value)}: allowed: {least} to {most}")
+        minimum, maximum = int(name != "max_steps"), MAX_FAN_OUT if name in ("fan_out", "rows_per_step") else MAX_COUNT
+        if not isinstance(value, int) or not minimum <= value <= maximum:
+            raise ConfigError(f"policy={decoding.policy}: {name}={shown(value)}: allowed: {minimum} to {maximum}")
     return OwnPolicy(key=decoding.policy, own=own, **plan)
 
 

@@ -105,7 +105,7 @@ class PassTimes(NamedTuple):
 class Observer:
     """Watches one sequence after another. Times in nanoseconds of one clock.
 
-    Sequences of a pass share `switches`, since a pause of one would be measured beside the candidates of others.
+    Sequences in one pass share `switches`: a pause of one would be measured in passes that carry others' candidates.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:

@@ -110,7 +110,7 @@ class CandidateTree:
             for node in children.values():
                 heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, next(order), node, parent))
 
-        # What is chosen, by its place from 1 on; place 0 is the last committed token's.
+        # `nodes[i]` has place i + 1; place 0 is the last committed token's
         nodes: list[CandidateNode] = []
         parents: list[int] = []
         track_of = [0]

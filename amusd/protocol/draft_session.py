@@ -1,4 +1,4 @@
-"""The draft's state of one sequence: the committed tokens that verdicts have named, and the tree behind them. Pure.
+"""The draft's state of one sequence: the committed tokens that verdicts have named, and the tree after them. Pure.
 
 Rules, beside those of the tree (`draft_tree.py`)
     R3  Every node is offered once, after its parent, with the prefix that the tree follows; a new epoch, which the
@@ -43,7 +43,10 @@ class DraftSession:
         return tuple(self._prefix.token_ids)
 
     def offer(self, step_ns: int = 0) -> Candidate | None:
-        """The next message for the target, with the time of the last step; None while there is too little to say."""
+        """The next message, with the time of the last step.
+
+        None until `tokens_per_message` nodes are ready or nothing more can follow.
+        """
         more, nodes = self.tree.has_work, self.tree.unsent
         is_short = len(nodes) < self.opening.tokens_per_message
         if is_short and (more or (self._said_no_more and not nodes)):

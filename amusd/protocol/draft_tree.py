@@ -1,7 +1,7 @@
-"""The tree of tokens that a draft has made behind the committed prefix, and the choice of nodes to compute. Pure.
+"""The tree of tokens that a draft has made after the committed prefix, and the choice of nodes to compute. Pure.
 
     [0, base)      committed, as far as the draft knows; the root stands for the last of these tokens
-    behind it      nodes, each one token
+    after it       nodes, each one token
 
 A node is first a guess; once computed, it gives guesses of what follows. The likeliest guesses are computed first. With
 a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
@@ -80,7 +80,7 @@ class Transition:
 
 
 class DraftTree:
-    """The tree behind one sequence's committed prefix."""
+    """The tree after one sequence's committed prefix."""
 
     def __init__(self, opening: Open, draft_length: int | None) -> None:
         """`draft_length`: longest sequence of the drafter; None: any."""
@@ -149,7 +149,7 @@ class DraftTree:
                 computed.append(node.children[0])
         for node in computed:
             node.computed = self._num_steps
-        if len(computed) > len(nodes):  # guesses behind which a chain went on
+        if len(computed) > len(nodes):  # guesses after which a chain went on
             self._guesses = [guess for guess in self._guesses if not guess[-1].computed]
             heapq.heapify(self._guesses)
 
@@ -165,7 +165,7 @@ class DraftTree:
     # What verdicts change
 
     def advance(self, token_ids: tuple[int, ...]) -> Transition:
-        """Move the root along tokens just committed; what the tree has behind the last of them stays."""
+        """Move the root along tokens just committed; what the tree has after the last of them stays."""
         kept: list[Node] = []
         node = self.root
         while len(kept) < len(token_ids) and (child := node.child(token_ids[len(kept)])) is not None:
@@ -185,7 +185,7 @@ class DraftTree:
         self.unsent = offered + self.unsent
 
     def drop(self) -> int:
-        """Begin anew behind what is committed; returns how many nodes are gone."""
+        """Begin anew after what is committed; returns how many nodes are gone."""
         num_nodes = self.num_nodes
         self._go_on_from(_root(self.root.token_id, self.root.position))
         return num_nodes

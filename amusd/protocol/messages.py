@@ -15,7 +15,7 @@ PROTOCOL_VERSION = 13
 MAX_TOKENS = 1 << 20
 MAX_NUM_SEQS = 1 << 12
 MAX_FAN_OUT = 1 << 12
-"""Most candidates behind one token of a tree, and most nodes of one step."""
+"""Most candidates after one token of a tree, and most nodes of one step."""
 MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
 MAX_DRAFT_PROBS = 1 << 12
@@ -127,7 +127,8 @@ class Open(_Message, frozen=True, tag=2):
 class Candidate(_Message, frozen=True, tag=3):
     """Draft -> target: tokens that may follow what is committed; may be empty, to say `more=False`.
 
-    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a draft process gives a number once.
+    They are nodes of a tree, numbered `[first, first + len(token_ids))`. Each sequence counts from 1, and a draft
+    process never gives a number twice in it.
     """
 
     sequence_id: Count
@@ -179,7 +180,7 @@ class Features(_Message, frozen=True, tag=9):
     start: Count
     """Position of the first row."""
     end: Count
-    """Position behind the last one."""
+    """Position after the last one."""
     rows: FeatureBytes
     """[end - start, width] bfloat16, little-endian, row by row."""
 

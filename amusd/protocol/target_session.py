@@ -1,7 +1,7 @@
 """Which candidates the target may verify in one sequence. Pure: values in, values out.
 
     [0, committed_length)     committed, final
-    behind it                 a tree of candidates (`candidate_tree.py`)
+    after it                  a tree of candidates (`candidate_tree.py`)
 
 The one invariant (I6): every candidate in the tree was drafted from exactly the prefix before it here. The draft
 numbers its nodes and names each parent; 0 is the committed prefix of the message's length (its base). When tokens are
@@ -177,7 +177,7 @@ class TargetSession:
         return self._block
 
     def to_judge(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        """The block's candidates and, if it has arrived, the one behind them; and what each was drawn from.
+        """The block's candidates and, if it has arrived, the one after them; and what each was drawn from.
 
         Judging that late candidate instead of taking a bonus token keeps the draft's tree alive more often, and is
         exact.

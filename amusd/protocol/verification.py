@@ -74,7 +74,7 @@ class PassOutcome:
 
     num_candidates: int
     num_judged: int
-    """Candidates judged on the path followed, those behind a rejected one and a late one included."""
+    """Candidates judged on the path followed, those after a rejected one and a late one included."""
     num_accepted: int
     num_alternatives: int
     num_accepted_alternatives: int

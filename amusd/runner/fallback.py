@@ -65,7 +65,7 @@ def find_way(model: ModelRunner, cache: KVCache) -> str:
     cache.truncate(0)
     if left_out:
         logger.warning("%s computes without %s, which is slower: %s", model.device, left_out, reasons[0])
-    return f"computed without {left_out or 'leaving out anything'}; {reasons[-1]}"
+    return f"computed {f'without {left_out}' if left_out else 'with every fast part'}; {reasons[-1]}"
 
 
 def try_triton(device: str) -> None:
@@ -88,7 +88,7 @@ def _leave_out_fused_attention() -> None:
 
 
 def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
-    """float32 [2, rows, vocab]: logits of the last rows behind a prompt, and noise. Graphs are captured anew."""
+    """float32 [2, rows, vocab]: logits of the last rows after a prompt, and noise. Graphs are captured anew."""
     cache.truncate(0)
     model.wipe(cache)
     cache.captured.graphs.clear()

@@ -155,7 +155,7 @@ class ModelRunner:
         self.compute(Wipe(cache))
 
     def compute(self, work: Command, sampler: RowSampler | None = None) -> list[ModelOutput]:
-        """Run a command on every rank: the first one announces it, and the others call this with it.
+        """Run a command. Rank 0 announces it, and each follower calls this with what it received.
 
         `sampler`: the one that serves every sequence; None: the most likely tokens.
         """
@@ -256,7 +256,7 @@ class ModelRunner:
         return replace(rows, paths=paths)
 
     def _resumed(self, rows: Rows) -> Rows:
-        """The same rows behind the tokens that the newest state of recurrent layers lacks."""
+        """The same rows after the tokens that the newest state of recurrent layers lacks."""
         if rows.cache.history is None:
             return rows
         again = rows.cache.go_back()

@@ -32,7 +32,7 @@ SIGN_NS = 100_000_000
 """After this much work without a message, the draft says that it is alive; well below `max_silence_seconds`."""
 
 StepShare: TypeAlias = tuple[Sequence[Node], Sequence[Guesses]]
-"""One sequence's part in a step: the nodes that were computed, and the guesses behind them; both may be empty."""
+"""One sequence's part in a step: the nodes that were computed, and the guesses after them; both may be empty."""
 
 
 @dataclass

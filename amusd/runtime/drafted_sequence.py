@@ -13,7 +13,7 @@ from amusd.runtime.patience import DraftState
 
 
 class DraftedSequence:
-    """A sequence that a draft works on, as its target knows it."""
+    """The state of its protocol, and its state at the present draft."""
 
     before: DraftedSequence | None = None
     """An ended sequence whose keys and values may serve this one."""

@@ -43,7 +43,7 @@ class Restarts:
         self._num_fruitless = 0
 
     def on_lost(self, now: float, *, counts: bool) -> bool:
-        """A draft is lost; return whether it was one too many. `counts`: False for a server that was not there."""
+        """Count a loss; return whether the target now stays alone. `counts`: False for a server that was not there."""
         if now >= self._steady_at:
             self._num_fruitless = 0
         self._num_fruitless, self._steady_at = self._num_fruitless + counts, math.inf

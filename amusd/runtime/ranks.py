@@ -108,7 +108,7 @@ class Leader(ProcessGroup):
 
 
 class Follower(ProcessGroup):
-    """A rank behind the first. It joins the group in `ready`."""
+    """A rank after the first. It joins the group in `ready`."""
 
     def __init__(self, config: TransportConfig, rendezvous: Rendezvous, rank: int, size: int, backend: Backend) -> None:
         """Look for the leader. Raises `ConfigError`."""

@@ -66,7 +66,16 @@ class RemoteDrafter(Drafter):
 
     def _new(self, text: Sequence[int]) -> DraftedSequence:
         number, last = self._client.next_sequence_id, self._last
-        wish = Open(number, 0, (), self.capacity, self._drafter, LOOKAHEAD, 1, sampling=self.distribution.as_message())
+        wish = Open(
+            sequence_id=number,
+            incarnation=0,
+            token_ids=(),
+            max_length=self.capacity,
+            drafter=self._drafter,
+            max_lookahead=LOOKAHEAD,
+            tokens_per_message=1,
+            sampling=self.distribution.as_message(),
+        )
         sequence = DraftedSequence(text, wish, self._vocab_size, SILENCE_SECONDS)
         sequence.before = last
         if last is not None:
@@ -74,7 +83,7 @@ class RemoteDrafter(Drafter):
         return sequence
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
-        """Up to `room` tokens that have arrived behind `path`, of which the draft is told."""
+        """Up to `room` tokens that have arrived after `path`, of which the draft is told."""
         self.foresee(path)
         if self._sequence is None:
             return ()

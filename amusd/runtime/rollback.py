@@ -1,6 +1,6 @@
 """The rollback manager takes the tree of a draft and the cache of its drafter back together, or not at all.
 
-    session           [0, base) committed, and a tree behind it
+    session           [0, base) committed, and a tree after it
     drafter           the same committed tokens, and keys and values of computed nodes
 
 The session takes in a verdict, then the drafter follows. A drafter that fails halfway is opened again with all that is
@@ -102,7 +102,7 @@ class RollbackManager:
 
     def _has_room(self) -> bool:
         if self.session.base > self._capacity:
-            warn_once(f"draft: its model takes {self._capacity} tokens; behind them the target goes on alone")
+            warn_once(f"draft: its model takes {self._capacity} tokens; after them the target goes on alone")
         return self.session.base <= self._capacity
 
     def _reopen(self) -> None:

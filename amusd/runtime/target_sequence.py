@@ -1,7 +1,7 @@
 """One request at the target.
 
 cache             keys and values of [0, committed_length - 1): the last committed token is the next input
-session           the committed tokens, and the candidates behind them
+session           the committed tokens, and the candidates after them
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class TargetSequence(DraftedSequence):
         return self.verifier.rows(self.block)
 
     def commit(self, output: ModelOutput) -> PassOutcome:
-        """Judge the candidates of the pass; make final what is accepted, and the target's own token behind it.
+        """Judge the candidates of the pass; make final what is accepted, and the target's own token after it.
 
         The answer may end before that. Raises `NotFiniteError`, after which nothing more is final.
         """

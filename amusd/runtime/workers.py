@@ -43,7 +43,7 @@ def start_workers(config: EngineConfig) -> tuple[EngineConfig, DraftSource | Non
 
 
 def check_workers(config: EngineConfig) -> None:
-    """Run `check_folders` and `check_ranks`. Reads no weights."""
+    """Check folders, addresses, cores and ranks, without reading weights."""
     check_folders(config)
     check_ranks(config)
 

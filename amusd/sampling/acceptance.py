@@ -167,7 +167,7 @@ class RatioTest(SequenceSampler):
     def _facts(
         self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[TokenProbs]
     ) -> npt.NDArray[np.float64]:
-        """[rows, 2 + 2 n]: the candidate, the least p that keeps it, and the n tokens and probabilities of q."""
+        """[rows, 2 + 2 n]: the candidate, the least p that keeps it, q's n tokens and their probabilities."""
         most = max((len(q.token_ids) for q in drawn_from), default=1)
         facts = np.zeros((number, 2 + 2 * most))
         facts[:, 1] = np.inf  # without a candidate none is kept

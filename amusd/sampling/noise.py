@@ -150,9 +150,9 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
     columns = likely_columns(logits, _FEW) if left is None else left
     scores = logits[columns] + scale * noise_of(codes[columns], key)
     found = int(columns[scores.argmax()])
-    noise_of_others = (scores.max() - logits[columns].min()) / scale
     if left is not None or len(columns) == len(logits):
         return found
+    noise_of_others = (scores.max() - logits[columns].min()) / scale
     numbers = counters(codes, key)
     largest = -math.expm1(-math.exp(-noise_of_others)) / UNIT * (1 + _SLACK)
     able = np.append(np.flatnonzero(numbers <= np.uint32(min(largest, 2**32 - 1))), found)

@@ -30,9 +30,9 @@ def without_triton() -> Iterator[None]:
 
 
 def register_triton(module: str, *, mutates: str | None = None) -> Callable[[_Compute], Any]:
-    """Make a function an operator that the function of its name in `module`, which imports triton, computes on GPUs.
+    """Register an operator of torch; on GPUs the function of the same name in `module` computes it.
 
-    `mutates`: the argument that it writes, if any.
+    `module` imports triton. `mutates`: the argument that it writes, if any.
     """
 
     def register(ordinary: _Compute) -> Any:

@@ -44,7 +44,7 @@ def filtered(logits: Tensor, inputs: SamplerInputs) -> Tensor:
     values = logits.sort(1, descending=True).values
     largest = values[:, :1]
     weights = ((values - largest) * sharpness).exp_().mul_(_UNIT).long().masked_fill(values < values.gather(1, last), 0)
-    flat = weights.flatten().cumsum(0).view_as(weights)  # whose sums torch spreads over a GPU; along rows it does not
+    flat = weights.flatten().cumsum(0).view_as(weights)  # one flat sum, which torch spreads over a GPU
     together = flat - (flat[:, :1] - weights[:, :1])
     by_mass = (together < top_p * together[:, -1:]).sum(1, keepdim=True)
     least = values.gather(1, last.minimum(by_mass)).maximum(largest + margin)

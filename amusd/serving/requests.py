@@ -1,4 +1,4 @@
-"""Request bodies of OpenAI's protocol, with vLLM's additions. Pure.
+"""Request bodies of OpenAI's protocol, with vLLM's additions. No I/O.
 
 A declared field has its effect. Any other is refused, unless it cannot change an answer (`_WITHOUT_EFFECT`, and values
 that ask for nothing): then it is dropped. Unknown fields of messages and of their parts are dropped.

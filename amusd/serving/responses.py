@@ -1,4 +1,4 @@
-"""From tokens to the objects and chunks of OpenAI's protocol. Pure.
+"""From tokens to the objects and chunks of OpenAI's protocol. No I/O.
 
 A stream is `opening` and any number of `more`; `whole` has the same in one object. Tokens without text are sent with
 the next text. `metrics.speculative_decoding` is at the root of `whole` and of a stream's last chunk, where benchmark
@@ -63,7 +63,7 @@ class Writer:
         return [self._chunk([self._choice(i, said)]) for i in range(len(self._decoders) if self._is_chat else 0)]
 
     def more(self, index: int, tokens: Sequence[Token], generation: Generation | None = None) -> list[dict[str, Any]]:
-        """Chunks of newly readable tokens, and of the end of a choice; behind the last one the usage, if asked for."""
+        """Chunks of newly readable tokens, and of the end of a choice; after the last one the usage, if asked for."""
         waiting, chunks = [*self._waiting[index], *tokens], []
         ends_untold = generation is not None and self._tells_all
         if any(token.text for token in waiting) or (waiting and ends_untold):

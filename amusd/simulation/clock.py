@@ -3,8 +3,8 @@
 Times are whole nanoseconds, so that runs repeat exactly. The target is the main program; whenever its time passes, the
 draft works until it has caught up. A message is seen from its arrival on. At equal times the draft acts first.
 
-The draft may act only while all that the target sends is known. Otherwise `NotYet` ends its act before any change, and
-it is begun again later.
+The draft acts up to the time until which the target's messages are known. Beyond it `NotYet` is raised before any
+change, and the act is begun again later.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class ScriptedDrafter(Drafter):
         return found
 
     def guesses(self, part: Expansion) -> list[Guesses]:
-        """Guesses behind each node; for a chain, behind the last one and its guesses."""
+        """Guesses after each node; for a chain, after the last one and its guesses."""
         positions = [node.position for node in part.nodes]
         if self.fan_out == 1:
             positions = [positions[-1] + index for index in range(part.num_tokens)]

@@ -61,7 +61,7 @@ def _run_lengths(num_right: int, num_wrong: int) -> list[int]:
 def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:
     """For each position, the place of the target's token among the guesses; `num_places` if none.
 
-    Each place has exactly its share; further places leave earlier ones unchanged.
+    The share of right guesses at each place is exact; more places leave earlier ones unchanged.
     """
     found = [0 if right else num_places for right in answer]
     wrong = [position for position, right in enumerate(answer) if not right]

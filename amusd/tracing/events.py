@@ -28,7 +28,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
     end_ns: int
     sequence_id: int
     reason: str = ""
-    """Why the target waited or judged so much, or how the draft was lost."""
+    """Why the policy waited or began this pass, or how the draft was lost."""
     incarnation: int | None = None
     """`draft_back`: of the draft that has come."""
 
@@ -88,7 +88,7 @@ class DraftPrefill(Event, frozen=True, kw_only=True):
 
     num_tokens: int
     fan_out: int = 1
-    """Guesses behind a node; 1: a chain."""
+    """Guesses after a node; 1: a chain."""
 
 
 class DraftStep(Event, frozen=True, kw_only=True):

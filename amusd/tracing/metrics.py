@@ -52,7 +52,7 @@ class TargetCounts:
     num_drafts: int = 0
     """Passes with candidates to judge, once for each sequence."""
     num_verified: int = 0
-    """Candidates judged. Those behind the first rejected one count, as elsewhere."""
+    """Candidates judged. Those after the first rejected one count, as elsewhere."""
     num_accepted: int = 0
     num_tokens_alone: int = 0
     """Committed while the wanted draft was lost or silent."""

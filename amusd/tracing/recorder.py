@@ -26,7 +26,7 @@ _encoder = json.Encoder()
 class Recorder:
     """Collects the events of one worker, and is its clock.
 
-    Sequence ids say which run an event belongs to; an event of no sequence belongs to the run of the one before.
+    Its sequence gives an event's run; one without a sequence belongs to the run of the event before it.
     """
 
     def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:

@@ -104,7 +104,7 @@ class Rings:
     def take(self) -> bytes | None:
         """The next frame; None without one, empty for a damaged record.
 
-        Raises PeerLostError for an impossible position or length: nothing behind it can be found.
+        Raises PeerLostError for an impossible position or length: nothing after it can be found.
         """
         position, theirs = self._read, self._theirs
         num_bytes = self._their_words[_WRITTEN] - position

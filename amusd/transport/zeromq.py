@@ -85,7 +85,7 @@ class ZeroMQTransport(Transport):
                 self._socket.connect(checked)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"transport.address={address}: cannot be had: {error}") from error
+            raise ConfigError(f"transport.address={address}: cannot be used: {error}") from error
 
     @property
     def is_lost(self) -> bool:
@@ -142,7 +142,7 @@ class ZeroMQTransport(Transport):
         self.close()
 
     def _try_send(self, frame: bytes) -> bool:
-        # send may have decided on old news (libzmq throttles it); asking for the events brings the socket up to date
+        # libzmq may not have noticed new room; reading the events brings the socket up to date
         return self._send_now(frame) or (_is_ready(self._socket, zmq.POLLOUT) and self._send_now(frame))
 
     def _send_now(self, frame: bytes) -> bool:

@@ -119,5 +119,5 @@ def test_an_address_that_is_taken_is_named_in_one_line(tmp_path: Path) -> None:
         listen = f"listen=tcp://127.0.0.1:{taken.getsockname()[1]}"
         done = run(amusd_command("draft", "drafter=ngram", listen), tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be had: Address already in use" in done.stderr.splitlines()[-1]
+    assert "cannot be used: Address already in use" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

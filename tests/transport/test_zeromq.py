@@ -272,7 +272,7 @@ MISTAKES = {
         lambda folder: (folder / "draft.key_secret").write_text(
             f'public-key = "{"~" * 40}"\nsecret-key = "{"~" * 40}"\n'
         ),
-        "cannot be had: Invalid argument",
+        "cannot be used: Invalid argument",
     ),
     "a key too long": (
         "keys",
