@@ -66,13 +66,16 @@ def attend_rows(
         firsts: [seqs, rows] int64, the first position that each row sees, or less; None: 0.
     """
     slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions, firsts)
-    return _attend(query, keys[:, slots].float(), values[:, slots].float(), seen, scaling, softcap, sinks)
+    weights, total = _weigh(query, keys[:, slots].float(), seen, scaling, softcap, sinks)
+    seen_values = values[:, slots].float().masked_fill(~seen.unsqueeze(-1), 0.0)  # [key_heads, seqs, rows, width, dim]
+    result = _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3)) / total.masked_fill(total == 0, 1.0)
+    return result.permute(1, 2, 0, 3, 4).to(query.dtype).contiguous().view(query.shape)
 
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float, softcap: float, sinks: Tensor | None
-) -> Tensor:
-    """`attend_rows` to each row's own keys and values [key_heads, seqs, rows, width, dim]."""
+def _weigh(
+    query: Tensor, keys: Tensor, seen: Tensor, scaling: float, softcap: float, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Weights of each row's own keys [key_heads, seqs, rows, width, dim], and their sums [.., group, 1], in float32."""
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     folded = query.float().mul(scaling).view(seqs, rows, key_heads, heads // key_heads, dim).permute(2, 0, 1, 3, 4)
@@ -85,10 +88,7 @@ def _attend(
     if sunk is not None:
         maximum = torch.maximum(maximum, sunk)
     weights = torch.exp(scores - maximum)
-    seen_values = values.masked_fill(~seen.unsqueeze(-1), 0.0)
-    total = _fold(weights).unsqueeze(-1) + (0.0 if sunk is None else torch.exp(sunk - maximum))
-    result = _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3)) / total.masked_fill(total == 0, 1.0)
-    return result.permute(1, 2, 0, 3, 4).to(query.dtype).contiguous().view(query.shape)
+    return weights, _fold(weights).unsqueeze(-1) + (0.0 if sunk is None else torch.exp(sunk - maximum))
 
 
 def _slots_of_paths(
