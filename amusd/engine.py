@@ -106,9 +106,10 @@ class Engine:
             if rendezvous is not None:
                 others.callback(rendezvous.stop)
             config = settle(config, device_of(config, "target"))
+            chains = chain_drafters(config)  # while the draft loads
             worker, tokenizer = connect_target(config, drafts, recorder, others, rendezvous=rendezvous)
             drafters = [drafter.kind for drafter in config.drafters]
-            return cls(worker, tokenizer, drafters, chain_drafters(config), rendezvous, others.pop_all())
+            return cls(worker, tokenizer, drafters, chains, rendezvous, others.pop_all())
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
