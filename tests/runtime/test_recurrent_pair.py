@@ -182,8 +182,8 @@ def test_a_chat_goes_on_from_the_state_behind_its_last_prompt() -> None:
     assert again[1].metrics.num_cached_tokens >= 199
 
 
-@pytest.mark.parametrize("rows_per_step", [1, 5])
-def test_a_recurrent_draft_serves_vllm(rows_per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_a_recurrent_draft_serves_vllm(is_chain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose rows it drafts for as long as they agree, and follows where they do not."""
     stock = noisy_model("lfm2", attention=register_attention(), vocab_size=test_vllm.VOCAB_SIZE)
     model = our_model("lfm2", model=stock)
@@ -194,10 +194,13 @@ def test_a_recurrent_draft_serves_vllm(rows_per_step: int, monkeypatch: pytest.M
         text[20 + number] = (text[20 + number] + 1) % test_vllm.VOCAB_SIZE  # a token that it cannot foresee
         text[21 + number :] = extend_of(model, text[: 21 + number])
         monkeypatch.setitem(test_vllm.TEXTS, prompt, text[: test_vllm.CAPACITY])
-    runner, num_right = test_vllm.Runner(*test_vllm.PROMPTS[:2], rows_per_step=rows_per_step), 0
+    runner, num_right = test_vllm.Runner(*test_vllm.PROMPTS[:2], rows_per_step=5), 0
+    runner.batch.is_chain = is_chain
     while runner.rows:
         runner.drafts.let(9)
         num_right += sum(runner.run())
+        shapes = {(row.wish.fan_out, row.wish.rows_per_step) for row in runner.batch._rows if row is not None}
+        assert shapes <= {(1, 1) if is_chain else (5, 5)}
     assert num_right > 40
 
 
