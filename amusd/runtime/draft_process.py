@@ -32,7 +32,7 @@ NOT_LOADED, USERS_MISTAKE, TOLD, FAILED = 1, 2, 3, 4
 
 
 class DraftProcess:
-    """A draft's process, as seen by the process that starts it. Safe for several threads."""
+    """A draft's process, as seen by the process that starts it. `kill` and `stop` may come from any thread."""
 
     _end_is_news = True
     """Whether a line is due if the present draft is killed."""

@@ -128,12 +128,11 @@ class DraftServer:
 
     def serve_target(self, link: Transport, offer: Offer | Exception) -> int | None:
         """Draft for the next target until it is done; return the exit code, or None if it left without a hello."""
-        recorder = self.recorder
         try:
             if (hello := _hello(link)) is None:
                 return None
             if self.is_own:
-                recorder.events_path = hello.events
+                self.recorder.events_path = hello.events
             if isinstance(offer, Exception):
                 raise offer
             own = DraftHello(hello.incarnation, offer.tokenizer_hash, tuple(offer.drafters), os.getpid())
@@ -142,21 +141,21 @@ class DraftServer:
             for note in offer.notes if hello.incarnation == 1 else ():
                 warn_once(f"draft: {note}")
             with device_errors(device_of(self.config, "draft"), only_full=True):
-                DraftWorker(link, offer.drafters, hello.incarnation, recorder).run()
+                DraftWorker(link, offer.drafters, hello.incarnation, self.recorder).run()
         except Exception as error:  # noqa: BLE001 - the target needs the reason, not only a dead link
             with suppress(PeerLostError):
                 link.send(failure_report(error))
-            recorder.flush()
-            return self._failed(error, recorder)
+            self.recorder.flush()
+            return self._failed(error)
         return 0
 
-    def _failed(self, error: Exception, recorder: Recorder) -> int:
+    def _failed(self, error: Exception) -> int:
         """Show the error if no one else does, and return the exit code. A second failure in a row has no traceback."""
         code = TOLD if isinstance(error, (ConfigError, PeerLostError)) else FAILED
         runs_users_code = any(drafter.factory is not None for drafter in self.config.drafters)
         has_traceback = code == FAILED or (runs_users_code and error.__cause__ is not None)
-        if has_traceback and recorder.folder is not None:
-            keep_traceback(recorder.folder.parent, "draft", error)
+        if has_traceback and self.recorder.folder is not None:
+            keep_traceback(self.recorder.folder.parent, "draft", error)
         if code == FAILED and self.last_code != FAILED:
             traceback.print_exception(error)
         if code != FAILED and not self.is_own:  # the fault of one target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,26 +25,22 @@ class Rendezvous:
         self.host = host
         self.store = store
         self._others = others
-        self._lock = threading.Lock()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks that were started here."""
-        with self._lock:
-            return [other.pid for other in self._others]
+        return [other.pid for other in self._others]
 
     def failure(self, rank: int, timeout: float, /) -> RankLostError | None:
         """The error of a rank's process that was started here and fails within `timeout` seconds; None: it did not."""
         if not self._others:
             return None
-        with self._lock:
-            end = self._others[rank - 1].ended(timeout)
+        end = self._others[rank - 1].ended(timeout)
         return RankLostError(end.in_words(f"rank {rank} of the target")) if end is not None and end.code else None
 
     def stop(self) -> None:
         """End the processes of ranks that were started here. Idempotent."""
-        with self._lock:
-            for other in self._others:
-                other.close()
+        for other in self._others:
+            other.close()
         if self._others:
             shutil.rmtree(self.address, ignore_errors=True)
