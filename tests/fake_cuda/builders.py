@@ -40,7 +40,12 @@ def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **optio
 
 def small(device: str, **options: Any) -> ModelRunner:
     """A model of two narrow layers, in float32; the same weights on every device. `options`: as of `build`."""
-    return _wrapped(_SMALL, device, "float32", {"max_model_len": 256, **options})
+    return family({}, device, **options)
+
+
+def family(changes: dict[str, Any], device: str, **options: Any) -> ModelRunner:
+    """`small` with other settings."""
+    return _wrapped({**_SMALL, **changes}, device, "float32", {"max_model_len": 256, **options})
 
 
 def target(device: str = "cuda:0", **options: Any) -> ModelRunner:
@@ -77,6 +82,9 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     config = as_own(AutoConfig.for_model(**arguments))
     assert config is not None
     weights = random_weights(config, dtype=getattr(torch, dtype), device=device, seed=0)
+    if config.model_type == "qwen2":
+        for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+            weights[name.replace("weight", "bias")] = weights[name][:, 0]
     prepare_device(device)
     if settings.model_impl != "transformers":
         with prepared(config, settings) as length:

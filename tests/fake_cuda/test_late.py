@@ -10,6 +10,8 @@ from chains import propose
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.workers import Target
+from passes import forward, prefilled
+from torch import Tensor
 
 from amusd.checkpoints.loading import capture_for
 from amusd.config import GREEDY, Distribution
@@ -97,3 +99,26 @@ def test_streams_run_late_in_any_order_that_waits_allow() -> None:
     assert {result(seed, waits=True) for seed in SEEDS} == {3.0}
     assert {result(seed, waits=False) for seed in SEEDS} == {1.0, 3.0}
     assert {result(seed, waits=True, rewrites=True) for seed in SEEDS} == {3.0, 11.0}
+
+
+ROPE = {"rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FAMILIES = {
+    "qwen2, with biases": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "llama3's rope": {"rope_parameters": {"rope_type": "llama3", "original_max_position_embeddings": 64, **ROPE}},
+    "mistral, untied": {"model_type": "mistral", "tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_of_every_family_are_those_of_the_cpu(name: str) -> None:
+    def logits(device: str) -> Tensor:
+        model = builders.family(FAMILIES[name], device)
+        cache = prefilled(model, PROMPT, 200)
+        return forward(model, [5, 9, 11], cache).logits.float().cpu()
+
+    expected = logits("cpu")
+    with fake_cuda(values=True) as gpus:
+        torch.testing.assert_close(logits("cuda:0"), expected, atol=1e-4, rtol=1e-4)
+    assert gpus.record.replays
+    assert expected.std() > 0.1

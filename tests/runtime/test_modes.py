@@ -157,6 +157,18 @@ def test_stop_strings_against_every_length_cap(mode: Mode, schedule: str) -> Non
                     assert answer.metrics.num_tokens == min(end, cap)
 
 
+@pytest.mark.parametrize("mode", ["autoregressive", "synchronous", "asynchronous"])
+def test_streamed_text_is_the_answers_text(mode: Mode) -> None:
+    text = TableTokenizer(VOCAB_SIZE).decode(ANSWER)
+    with pair({"oracle": oracle(30, SCHEDULES["partly"])}) as (engine, _):
+        for stop in ((), (text[6:9],), (text[5:7], text[4:6]), ("nowhere to be found",)):
+            stream = engine.stream(PROMPT, params(12, stop), decoding=decoding(mode, BLOCK))
+            tokens = list(stream)
+            assert "".join(token.text for token in tokens) == stream.generation.text
+            assert tuple(token.token_id for token in tokens) == stream.generation.token_ids
+            assert not any(string in stream.generation.text for string in stop)
+
+
 # A draft with fewer positions than the sequence drafts up to its last one
 
 POSITIONS = 30
