@@ -2,8 +2,8 @@
 
 A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever timing says is quicker. The
 choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
-changes tokens, so all processes of a machine must share it. A kept choice is read without importing torch, which delays
-the start of the workers.
+changes tokens, so all processes of a machine must share it. A kept choice is read without importing torch, so that
+the workers start first.
 """
 
 from __future__ import annotations

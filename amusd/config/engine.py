@@ -104,7 +104,7 @@ class DrafterConfig(Settings):
     factory: str | None = None
     """`custom`: the function that makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """`custom`: its keyword arguments."""
+    """`custom`: `context.options` of the function."""
     address: Address | None = None
     """`tcp://HOST:PORT` of an `amusd draft`, which has the model; None: start a process for it."""
 

@@ -19,7 +19,7 @@ FIRST_PAUSE = 6
 LONGEST = 1024
 """Most passes between pauses, and of a pause."""
 MOST_SLOWDOWN = 2.0
-"""Plain decoding is not tried while drafting yields this many tokens in the time of the quickest pass."""
+"""The first pause is not tried while drafting yields this many tokens in the time of the quickest pass."""
 YIELD_MEMORY = 0.98
 """Weight of the past in what drafting and plain decoding yield, per pass."""
 
