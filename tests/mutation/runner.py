@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("amusd", "launch", "conf", "tests", "examples", "pyproject.toml")
+COPIED = ("amusd", "launch", "conf", "docs", "tests", "examples", "pyproject.toml")
 SECONDS = 120.0
 _PASSED, _FAILED = 0, 1
 _CRASHED, _OTHER_COPY = 98, 99
