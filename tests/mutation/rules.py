@@ -616,7 +616,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a row keeps the sequence of another text": ("np.array_equal(self.text, text[:length])", "True"),
         "a pass waits beyond its limit": ("- now_ns) > 0:", "+ 1) > 0:"),
         "candidates of any chance are proposed": ("chance >= self.settings.min_chance", "True"),
-        "nothing is prepared but a chain": ("self.settings.rows_per_step if drafter.can.tree else 1", "1"),
+        "nothing is prepared but a chain": ("1 if self.is_chain else self.settings.rows_per_step", "1"),
         "a prompt in chunks gets candidates": ("self._candidates(row) if new else []", "self._candidates(row)"),
         "a draft that says nothing is kept": ("        self.client.drain()  # an", "        pass  # an"),
         "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
