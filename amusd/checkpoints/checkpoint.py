@@ -25,7 +25,7 @@ _TEXTS = ("*.json", "*.jinja")
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: alternative files. Of pickles only tensors are read. Raises `ConfigError` if a file is missing, damaged
+    `others`: alternative files. Only tensors are read from pickles. Raises `ConfigError` if a file is missing, damaged
     or holds more than tensors, or if two files hold the same tensor.
     """
     folder = find_checkpoint(path)

@@ -20,7 +20,7 @@ MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
 MAX_DRAFT_PROBS = 1 << 12
 MAX_DRAFT_PROBS_BYTES = 1 << 15
-"""Of one token."""
+"""Most bytes of the draft probs of one token."""
 MAX_FEATURE_BYTES = 1 << 20
 MAX_EPOCH = 1 << 32
 """Far more losses than a sequence has."""
