@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ import torch
 from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation, Scheduler
-from amusd.checkpoints.settled import chain_drafters, settle
+from amusd.checkpoints.settled import settle
 from amusd.checkpoints.tokenizer import IncrementalDecoder, Prompt, Tokenizer, user_turn
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
@@ -57,8 +57,6 @@ class Engine:
     tokenizer: Tokenizer
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
-    chains: Collection[str] = ()
-    """Those whose models draft no trees."""
     rendezvous: Rendezvous | None = None
     """Where the target's ranks meet, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
@@ -106,10 +104,9 @@ class Engine:
             if rendezvous is not None:
                 others.callback(rendezvous.stop)
             config = settle(config, device_of(config, "target"))
-            chains = chain_drafters(config)  # while the draft loads
             worker, tokenizer = connect_target(config, drafts, recorder, others, rendezvous=rendezvous)
             drafters = [drafter.kind for drafter in config.drafters]
-            return cls(worker, tokenizer, drafters, chains, rendezvous, others.pop_all())
+            return cls(worker, tokenizer, drafters, rendezvous, others.pop_all())
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -179,7 +176,7 @@ class Engine:
         request = Request(
             prompt=prompt_ids,
             max_length=min(len(prompt_ids) + params.max_new_tokens, self.worker.model.max_length),
-            policy=choose_policy(params, name, decoding, is_chain=name in self.chains),
+            policy=choose_policy(params, name, decoding, is_chain=name in self.draft.chains),
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs or params.top_logprobs > 0,

@@ -44,7 +44,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(*map(_of, get_args(m.Message)
 
 EXAMPLES: tuple[m.Message, ...] = (
     m.TargetHello(1, "0f" * 32, "out/{run}/events"),
-    m.DraftHello(1, "0f" * 32, ("embedded", "ngram", "ü"), 4711),
+    m.DraftHello(1, "0f" * 32, ("embedded", "ngram", "ü"), (), 4711),
     m.Ready(),
     m.Open(7, 1, (1, 2**31 - 1), 2048, "x", 16, 1, (3, 4), m.Sampling(logit_bias=((3, -1.0),)), 3, 8, 6, (5, 7, 8)),
     m.Candidate(7, 1, 10, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 1), more=True, draft_probs=(b"row", b"")),

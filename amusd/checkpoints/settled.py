@@ -1,4 +1,4 @@
-"""What `auto` stands for in a configuration: `verify_width`, the target's dtype, and trees or chains of a drafter.
+"""What `auto` stands for in a target's configuration: `verify_width` and the dtype.
 
 A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever timing says is quicker. The
 choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
@@ -22,9 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
-from amusd.config import EngineConfig, TargetConfig
+from amusd.config import TargetConfig
 from amusd.config.engine import EngineKeys
-from amusd.errors import ConfigError
 from amusd.files import CONFIG_JSON
 from amusd.logs import logger
 
@@ -67,20 +66,6 @@ def why_bits_vary(config: EngineKeys) -> str | None:
     from amusd.checkpoints import configuration  # which imports torch
 
     return configuration.why_rows_vary(configuration.load_config(model))
-
-
-def chain_drafters(config: EngineConfig) -> frozenset[str]:
-    """The kinds of drafters whose models, on this machine, have recurrent layers, and so draft chains alone."""
-    found = set()
-    for drafter in (drafter for drafter in config.drafters if not drafter.is_elsewhere):
-        model = config.target.model if drafter.kind == "self" else drafter.model
-        if drafter.kind in ("hf", "self") and model is not None and not _is_own(model):
-            from amusd.checkpoints import configuration
-
-            with suppress(ConfigError):  # the draft says what is wrong with it
-                if configuration.is_recurrent(configuration.load_config(model)):
-                    found.add(drafter.kind)
-    return frozenset(found)
 
 
 def _is_own(model: str) -> bool:

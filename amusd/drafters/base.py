@@ -66,6 +66,8 @@ class Drafter:
     """Tokens of a chain in a step that is not urgent: a GPU makes several faster than one by one."""
     is_ready = True
     """Whether it can guess; False: it waits for features of what is committed."""
+    drafts_trees = True
+    """Whether it can draft trees; False: a chain, whatever `fan_out` is."""
     draws = True
     """Whether it draws under the ratio test; False: it proposes its likeliest tokens as certain."""
     distribution: Distribution = GREEDY

@@ -32,6 +32,8 @@ NUM_INNER_TOKENS = 4
 class CascadeDrafter(Drafter):
     """Drafts chains with `model`, and with `inner` for it."""
 
+    drafts_trees = False
+
     def __init__(self, model: ModelRunner, inner: Drafter, *, cache: KVCache | None = None) -> None:
         """`cache`: one of `new_caches`."""
         cache = model.new_cache(model.max_length) if cache is None else cache

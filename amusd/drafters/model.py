@@ -26,7 +26,7 @@ class ModelDrafter(Drafter):
         """
         cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
         self.model, self.max_length, self.tokens_per_replay = model, cache.capacity, model.tokens_per_step
-        self._drafts_trees = cache.history is None
+        self.drafts_trees = cache.history is None
         self.text, self.slots = ChainText(model, cache, ngrams), TreeSlots(model, cache, ngrams)
         state, _ = model.sampling_state(cache)
         *samplers, with_penalties = [RowSampler(state, level) for level in DRAFT_LEVELS]
@@ -38,7 +38,7 @@ class ModelDrafter(Drafter):
 
         One with recurrent layers drafts a chain, whatever `fan_out` is.
         """
-        super().open(token_ids, capacity, fan_out if self._drafts_trees else 1)
+        super().open(token_ids, capacity, fan_out if self.drafts_trees else 1)
         if self.fan_out == 1:
             self.text.open(self.committed, self.distribution)
         else:

@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amusd.checkpoints.settled import chain_drafters
 from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.integrations.vllm_settings import ProposerConfig, settings_of
 from amusd.logs import warn_once
@@ -96,8 +95,6 @@ class Batch:
     """Longest sequence in tokens."""
     num_candidates: int
     """Most candidates of a row in a pass."""
-    is_chain: bool = False
-    """The draft drafts chains alone."""
     counts: Counts = field(default_factory=Counts)
     _rows: list[_Row | None] = field(default_factory=list)
     """By their index in the last pass; None: a row without a sequence."""
@@ -168,7 +165,7 @@ class Batch:
 
     def _new(self, text: Ids) -> _Row:
         drafter, number = self.settings.drafter, self.client.next_sequence_id
-        num_rows = 1 if self.is_chain else self.settings.rows_per_step
+        num_rows = 1 if drafter.kind in self.connection.chains else self.settings.rows_per_step
         width = min(num_rows, FAN_OUT)
         wish = Open(
             sequence_id=number,
@@ -241,7 +238,6 @@ class AsyncProposer:
                 vllm_config.model_config.get_vocab_size(),
                 engine.max_model_len,
                 vllm_config.speculative_config.num_speculative_tokens,
-                not settings.drafter.can.tree or settings.drafter.kind in chain_drafters(engine),
             )
             self._running = running.pop_all()
 

@@ -98,7 +98,7 @@ def choose_policy(
 ) -> Policy:
     """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid.
 
-    `is_chain`: the drafter's model drafts chains alone, so `auto` is planned without trees.
+    `is_chain`: this drafter drafts no trees, so `auto` is planned without them.
     """
     drafts_trees = capabilities_of(drafter).tree
     policy = make_policy(decoding, can_branch=drafts_trees and not is_chain and params.rule != "rejection")

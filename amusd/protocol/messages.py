@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 MAX_TOKENS = 1 << 20
 MAX_NUM_SEQS = 1 << 12
@@ -68,6 +68,8 @@ class DraftHello(_Message, frozen=True, tag=10):
     """Fingerprint of its tokenizer; empty: any will do."""
     drafters: Names
     """Names for `Open`."""
+    chains: Names
+    """Those that draft a chain, whatever `Open.fan_out` is."""
     pid: Count
     """Its process id, on its machine."""
 

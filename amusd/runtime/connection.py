@@ -59,6 +59,8 @@ class Connection:
     """Lost drafts that were replaced."""
     pid: int | None = None
     """Process id of the newest draft, if it is on this machine."""
+    chains: Sequence[str] = ()
+    """Drafters of the newest draft that draft no trees."""
     _hello: TargetHello = field(default_factory=lambda: TargetHello(0, "", None))
     _wanted: Sequence[str] = ()
     """Drafters that it must have."""
@@ -207,7 +209,7 @@ class Connection:
         if hello.incarnation != self._hello.incarnation:
             raise PeerProtocolError(f"a hello of incarnation {hello.incarnation} instead of {self._hello.incarnation}")
         check_pair(self._hello, hello, self._wanted)
-        self.pid = hello.pid if source.is_here else None
+        self.pid, self.chains = hello.pid if source.is_here else None, hello.chains
         self.on_met()
         self.link, self._arriving, self.incarnation = link, None, hello.incarnation
         self._restarts.on_met(self.clock.now())

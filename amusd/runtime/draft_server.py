@@ -135,7 +135,8 @@ class DraftServer:
                 self.recorder.events_path = hello.events
             if isinstance(offer, Exception):
                 raise offer
-            own = DraftHello(hello.incarnation, offer.tokenizer_hash, tuple(offer.drafters), os.getpid())
+            chains = tuple(name for name, made in offer.drafters.items() if not made[0].drafts_trees)
+            own = DraftHello(hello.incarnation, offer.tokenizer_hash, tuple(offer.drafters), chains, os.getpid())
             check_pair(hello, own)
             link.send(own)
             for note in offer.notes if hello.incarnation == 1 else ():

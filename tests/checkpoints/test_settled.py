@@ -13,8 +13,8 @@ from models.tiny import tiny_causal_lm, tiny_config, weights_of
 from amusd.checkpoints import settled
 from amusd.checkpoints.checkpoint import write_checkpoint
 from amusd.checkpoints.loading import is_fixed
-from amusd.checkpoints.settled import chain_drafters, quickest_dtype, settle, settle_dtype
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.checkpoints.settled import quickest_dtype, settle, settle_dtype
+from amusd.config import EngineConfig, HardwareConfig, TargetConfig
 from amusd.models import linear
 
 AUTO = EngineConfig()
@@ -91,14 +91,3 @@ def test_passes_are_padded_only_where_that_keeps_bits(name: str, tmp_path: Path)
         assert settle(config, "cpu").verify_width == width
     assert [line.split(",")[0] for line in lines] == [f"verify_width=bucketed: {reason}" for reason in reasons]
     assert is_fixed(config) is (width == "fixed"), "also where nobody has settled it"
-
-
-@pytest.mark.parametrize("name", ["lfm2", None])
-def test_drafters_with_recurrent_layers_are_known_by_their_configuration(name: str | None, tmp_path: Path) -> None:
-    if name is not None:  # else the draft says what is missing
-        config_of(name).save_pretrained(tmp_path)
-    model = str(tmp_path)
-    drafters = DrafterConfig(kind="hf", model=model), DrafterConfig(kind="self"), DrafterConfig(kind="ngram")
-    config = EngineConfig(target=TargetConfig(kind="hf", model=model), drafters=drafters)
-    assert chain_drafters(config) == ({"hf", "self"} if name else set())
-    assert chain_drafters(AUTO) == set()

@@ -176,7 +176,7 @@ class DraftProcess:
         if isinstance(hello := self._end.receive(0.0), TargetHello):
             self.incarnation = hello.incarnation
             self._worker = self._new_worker(self._end)
-            self._end.send(DraftHello(hello.incarnation, "", ("test",), 7))
+            self._end.send(DraftHello(hello.incarnation, "", ("test",), (), 7))
         self._wake_in(20 * MS)
 
     def _new_worker(self, link: End) -> WatchedDraft:

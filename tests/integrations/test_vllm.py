@@ -62,6 +62,7 @@ class Drafts:
     """Lives of a draft in this thread, over a link of real frames: `let(n)` has it take up to n steps."""
 
     process = is_here = can_repeat = True
+    chains: tuple[str, ...] = ()
 
     def __init__(self, model: TableModel = MODEL) -> None:
         self._model = model
@@ -81,7 +82,7 @@ class Drafts:
         own, self.its = memory_pair()
         drafters = {"hf": [TableTreeDrafter(self._model) for _ in range(MAX_NUM_SEQS)]}
         self.worker = DraftWorker(self.its, drafters, self._num_lives, Recorder("draft"))
-        self.its.send(DraftHello(self._num_lives, "", ("hf",), 7))
+        self.its.send(DraftHello(self._num_lives, "", ("hf",), self.chains, 7))
         return own
 
     def ended(self, _timeout: float, /) -> None:

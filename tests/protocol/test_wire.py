@@ -18,12 +18,12 @@ from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
 BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
-HEADER = "414d5344 0d00 efcdab8967452301 1500000000000000"
+HEADER = "414d5344 0e00 efcdab8967452301 1500000000000000"
 GOLDEN = {
     m.Candidate(7, 1, 300, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True, step_ns=3000): HEADER
     + "9c 03 07 01 cd012c cfffffffffffffffff 04 920004 9205ce00011170 90 c3 90 cd0bb8",
     m.Verdict(7, 1, 3, 9, (5, 200)): HEADER + "96 04 07 01 03 09 9205ccc8",
-    m.DraftHello(1, "ab", ("a", "bc"), 9): HEADER + "95 0a 01 a26162 92a161a26263 09",
+    m.DraftHello(1, "ab", ("a", "bc"), ("bc",), 9): HEADER + "96 0a 01 a26162 92a161a26263 91a26263 09",
 }
 """Frames of this version, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 COUNT, ID, TEXT = 2**63 - 1, 2**31 - 1, "\N{GRINNING FACE}" * m.MAX_TEXT_LENGTH
@@ -33,7 +33,7 @@ LARGEST = (
     m.Candidate(
         1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_DRAFT_PROBS_BYTES), *(b"",) * (m.MAX_DRAFT_PROBS - 1))
     ),
-    m.DraftHello(1, TEXT, ("n",) * m.MAX_NAMES, COUNT),
+    m.DraftHello(1, TEXT, ("n",) * m.MAX_NAMES, ("n",) * m.MAX_NAMES, COUNT),
     m.Failed(TEXT, TEXT),
     m.Features(1, 1, 0, 1, bytes(m.MAX_FEATURE_BYTES)),
 )
@@ -47,7 +47,7 @@ MISTAKES: dict[str, Any] = {
     "a text": "Shutdown",
     "too many tokens": m.Verdict(0, 0, 0, 0, (0,) * (m.MAX_TOKENS + 1)),
     "too long a text": m.Failed("E", "x" * (m.MAX_TEXT_LENGTH + 1)),
-    "too long a frame": m.DraftHello(1, "", (TEXT,) * m.MAX_NAMES, 1),
+    "too long a frame": m.DraftHello(1, "", (TEXT,) * m.MAX_NAMES, (), 1),
 }
 
 

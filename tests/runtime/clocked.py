@@ -43,7 +43,7 @@ class Link(base.Link):
         if self.peer is not None:
             self.peer.inbox.append(message)
         if isinstance(message, TargetHello) and self.answers:
-            self.inbox.append(DraftHello(message.incarnation, "", ("test",), 7))
+            self.inbox.append(DraftHello(message.incarnation, "", ("test",), (), 7))
 
     def receive(self, timeout: float) -> Message | None:
         if self.is_lost:

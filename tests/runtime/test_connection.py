@@ -9,7 +9,7 @@ from memory_link import memory_pair, of_another_version
 from runtime.clocked import Clock, Link, Source
 
 from amusd.errors import ConfigError, PeerError, PeerLostError
-from amusd.protocol.messages import DraftHello, Failed, Message, Shutdown, TargetHello
+from amusd.protocol.messages import PROTOCOL_VERSION, DraftHello, Failed, Message, Shutdown, TargetHello
 from amusd.runtime.connection import FAREWELL_SECONDS, LOOK_SECONDS, Connection
 from amusd.runtime.hello import BUSY, failure_report
 from amusd.runtime.patience import BACK_OFF_SECONDS, MAX_RESTARTS, STEADY_SECONDS
@@ -83,7 +83,7 @@ def test_a_draft_that_does_not_end_by_itself_is_dropped(search: Search) -> None:
     assert search.source.num_dropped == 1
 
 
-@pytest.mark.parametrize("says", [(), (DraftHello(77, "", (), 1),), (Shutdown(),), (BUSY,)])
+@pytest.mark.parametrize("says", [(), (DraftHello(77, "", (), (), 1),), (Shutdown(),), (BUSY,)])
 def test_a_replacement_that_hangs_before_its_hello_or_says_something_else_is_replaced(
     search: Search, says: tuple[Message, ...]
 ) -> None:
@@ -201,8 +201,8 @@ def test_a_server_that_is_away_is_tried_at_longer_intervals_for_ever_and_counts_
         (failure_report(MemoryError("a bug")), PeerError, r"MemoryError: a bug$"),
         (Failed("Error", "no\n\tspace\x1b[2J\x07left"), PeerError, r"no\n\tspace\?\[2J\?left"),
         (BUSY, ConfigError, "^drafter.address=memory://: the draft serves another target; it serves one at a time$"),
-        (DraftHello(1, "a" * 64, ("eagle",), 7), ConfigError, "^drafter=eagle: its tokenizer differs"),
-        (DraftHello(1, "", ("eagle",), 7), ConfigError, "^drafter=ngram: the draft has eagle$"),
+        (DraftHello(1, "a" * 64, ("eagle",), (), 7), ConfigError, "^drafter=eagle: its tokenizer differs"),
+        (DraftHello(1, "", ("eagle",), (), 7), ConfigError, "^drafter=ngram: the draft has eagle$"),
     ],
 )
 def test_a_first_draft_that_says_why_it_cannot_serve_is_believed_at_once(
@@ -242,5 +242,7 @@ def test_a_peer_of_another_version_is_refused_at_once(search: Search) -> None:
     here, there = memory_pair()
     there.send_frame(of_another_version(TargetHello(1, "", None)))
     search.source.connect = lambda: here  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="protocol version 11, this side 13: install one amusd at both ends"):
+    with pytest.raises(
+        ConfigError, match=f"protocol version 11, this side {PROTOCOL_VERSION}: install one amusd at both ends"
+    ):
         search.new().await_first("")

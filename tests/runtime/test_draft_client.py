@@ -144,7 +144,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     sequence = target.open()
     target.client.take(SILENCE)
     assert not target.client.has_draft(sequence)
-    nonsense = DraftHello(1, "", (), 7)
+    nonsense = DraftHello(1, "", (), (), 7)
     target.link.inbox += [nonsense] * (MAX_NONSENSE - 1)
     target.client.drain()
     assert target.connection.link is not None

@@ -142,7 +142,7 @@ def test_a_process_that_cannot_be_forked_serves_target_after_target_whatever_one
                 hello = TargetHello(number, "any", None)
                 target.send_frame(of_another_version(hello) if number == 2 else encode(hello, number))
                 with pytest.raises(PeerLostError) if number == 2 else nullcontext():
-                    assert target.receive(SECONDS) == DraftHello(number, "", ("ngram",), os.getpid())
+                    assert target.receive(SECONDS) == DraftHello(number, "", ("ngram",), (), os.getpid())
         with pytest.raises(StopIteration):
             serving.result(SECONDS)
     assert len([line for line in caplog.messages if "the peer speaks protocol version 11" in line]) == 1

@@ -160,8 +160,6 @@ def test_auto_plans_no_trees_for_a_draft_that_drafts_none() -> None:
     """Neither candidates with weights nor verdicts that a tree can wait for."""
     draft = our_model("lfm2")
     with engine_of(lean(), TableTokenizer(VOCAB), {"draft": drafters_of(draft, 1).pop}) as (engine, _):
-        assert engine.stream((3, 4), PARAMS).request.policy.fan_out > 1
-        engine.chains = {"draft"}
         answer = engine.stream((3, 4), PARAMS)
         assert (answer.request.policy.name, answer.request.policy.fan_out) == ("auto", 1)
         assert len(answer.result().token_ids) == PARAMS.max_new_tokens
@@ -194,8 +192,9 @@ def test_a_recurrent_draft_serves_vllm(is_chain: bool, monkeypatch: pytest.Monke
         text[20 + number] = (text[20 + number] + 1) % test_vllm.VOCAB_SIZE  # a token that it cannot foresee
         text[21 + number :] = extend_of(model, text[: 21 + number])
         monkeypatch.setitem(test_vllm.TEXTS, prompt, text[: test_vllm.CAPACITY])
-    runner, num_right = test_vllm.Runner(*test_vllm.PROMPTS[:2], rows_per_step=5), 0
-    runner.batch.is_chain = is_chain
+    drafts, num_right = test_vllm.Drafts(), 0
+    drafts.chains = ("hf",) if is_chain else ()
+    runner = test_vllm.Runner(*test_vllm.PROMPTS[:2], drafts=drafts, rows_per_step=5)
     while runner.rows:
         runner.drafts.let(9)
         num_right += sum(runner.run())
@@ -223,6 +222,6 @@ def test_a_draft_that_is_killed_costs_no_token(tmp_path: Path) -> None:
             if number == 30:
                 psutil.Process(engine.draft.pid).kill()
         assert [answer.result().token_ids for answer in answers] == plain
-        assert engine.chains == {"hf"}
+        assert engine.draft.chains == ("hf",)
         assert (len(engine.draft.losses), engine.worker.counts.num_accepted > 0) == (1, True)
     assert [line for line in lines if line.startswith("verify_width=bucketed: the target has recurrent states")]
