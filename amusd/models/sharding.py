@@ -47,7 +47,7 @@ class Ranks:
         """Raise `PeerError` if another rank is known to be gone: device results are void then."""
 
     def abort(self) -> None:
-        """End exchanges that take too long. No exchange works afterwards."""
+        """End the exchanges of a pass that failed. None works afterwards."""
 
     def announce(self, work: Command, level: Level | None) -> None:
         """Tell the other ranks to do the same, with a sampler of this level."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.errors import DeviceError, RankLostError
+from amusd.errors import DeviceError, PeerError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
@@ -160,7 +160,18 @@ class ModelRunner:
         `sampler`: the one that serves every sequence; None: the most likely tokens.
         """
         batch = [self._laid_out(rows) for rows in work.rows] if isinstance(work, Forward) else []
-        self.ranks.announce(work, None if sampler is None else sampler.level)
+        try:
+            self.ranks.announce(work, None if sampler is None else sampler.level)
+            return self._compute(work, batch, sampler)
+        except PeerError:  # the group is lost already
+            raise
+        except BaseException:
+            if self.ranks.rank == 0:  # else what the others still exchange would meet the next pass
+                self.ranks.abort()
+            raise
+
+    def _compute(self, work: Command, batch: Sequence[Rows], sampler: RowSampler | None) -> list[ModelOutput]:
+        """`batch`: the rows of a `Forward`, laid out."""
         passes = self._eager or work.cache.captured
         match work:
             case Prepare(cache, steps):

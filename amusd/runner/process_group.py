@@ -156,6 +156,8 @@ class ProcessGroup(Ranks):
 
     def check(self) -> None:
         """See `Ranks`."""
+        if self._is_over.is_set():
+            raise RankLostError("the ranks of the target are out of step after a failed pass: start the target anew")
         if self._is_lost:
             raise self._reason(RankLostError(f"{'rank 0' if self.rank else 'a rank'} of the target is gone"))
 
