@@ -57,11 +57,15 @@ def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Write `config.json` and the weights, shared tensors once. Raises `OSError`."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     names = {id(tensor): name for name, tensor in reversed(list(weights.items()))}
     stored = {name: weights[name].contiguous() for name in names.values()}
-    save_file(stored, folder / _WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(stored, folder / _WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # also for a full disk
+        raise OSError(str(error)) from error
     (folder / CONFIG_JSON).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
 
 
