@@ -85,7 +85,7 @@ def chain_drafters(config: EngineConfig) -> frozenset[str]:
 
 def _is_own(model: str) -> bool:
     """Whether a checkpoint's folder is here, and `Decoder` computes its type."""
-    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # `load_config` says what is wrong with it
+    with suppress(OSError, RuntimeError, ValueError, AttributeError, TypeError):  # `load_config` says what is wrong
         return json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES
     return False
 
@@ -102,7 +102,9 @@ def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     num_threads, model = config.hardware.num_threads, config.target.model
     facts = [*_core_facts(), importlib.metadata.version("torch"), f"{num_threads} threads", str(model)]
     if model is not None and (folder := Path(model).expanduser()).is_dir():
-        facts += [str(folder.absolute()), (folder / CONFIG_JSON).read_text(encoding="utf-8")]  # which may change
+        facts.append(str(folder.absolute()))
+        with suppress(OSError):  # loading says what is wrong
+            facts.append((folder / CONFIG_JSON).read_text(encoding="utf-8", errors="replace"))  # which may change
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.txt"
     dtype = _kept_in(file)
