@@ -80,7 +80,11 @@ def _weight_files(path: str | Path, folder: Path) -> list[str]:
         return [_WEIGHTS]
     index = read_json(path, folder, _INDEX)
     with one_line_errors(path, _INDEX):
-        return sorted(f"{name}" for name in set(index["weight_map"].values()))
+        names = sorted({f"{name}" for name in index["weight_map"].values()})
+    others = [name for name in names if not name.endswith(".safetensors")]
+    if others or not names:
+        raise ConfigError(f"model {path}: {_INDEX} names {others[0] if others else 'no file'}; allowed: *.safetensors")
+    return names
 
 
 def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
