@@ -80,7 +80,8 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     Raises `ConfigError` for missing or damaged files, other shapes or kinds, or another target.
     """
     folder = find_checkpoint(path)
-    settings = _read_settings(path, read_json(path, folder, CONFIG_JSON))
+    with one_line_errors(path, CONFIG_JSON):
+        settings = _read_settings(path, read_json(path, folder, CONFIG_JSON))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
         stored = open_checkpoint(path, DRAFTER_FILES).items()
