@@ -21,7 +21,7 @@ from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, refus
 from amusd.checkpoints.configuration import quantization_of
 from amusd.checkpoints.recurrent_layers import RecurrentLayers
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, NotFiniteError
 from amusd.logs import logger
 from amusd.models.attention import (
     Attention,
@@ -181,7 +181,9 @@ def try_model(path: str | Path, model: ModelRunner) -> None:
 
     Raises `ConfigError` if transformers' code cannot compute a token, and as `settle_layers`.
     """
-    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+    found: list[float] = []
+    cannot = "transformers' code for it, without kernels from a hub, cannot compute a token"
+    with one_line_errors(path, cannot), contextlib.suppress(NotFiniteError):  # which an answer says
         if model.network.is_recurrent:
             with quiet_transformers():  # its fallbacks would say that they are slow
                 settle_layers(path, model)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_cuda.device import fake_cuda
 from lines import logged
+from models.published import damage_weights
 from models.recurrent_models import RECURRENT, VOCAB, config_of, noisy_model, our_model, stock_logits, stock_model
 from passes import prefilled
 
@@ -96,6 +97,11 @@ def test_a_checkpoint_is_loaded_and_tried(name: str, dtype: str, tmp_path: Path)
     with logged() as lines:
         model = load(saved(tmp_path, name), dtype=dtype)
     assert (lines, model.network.is_recurrent, model.numerics.num_tracks) == ([], True, 1)
+
+
+def test_weights_that_are_no_numbers_are_not_taken_for_states_that_cannot_be_rolled_back(tmp_path: Path) -> None:
+    damage_weights(saved(tmp_path, "qwen3_5"))
+    assert load(tmp_path).network.is_recurrent
 
 
 @pytest.mark.parametrize("name", ["bamba", "qwen3_5"])
