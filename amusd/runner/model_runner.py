@@ -67,7 +67,8 @@ class ModelRunner:
         self._eager = None
         if self.capture is None:
             # How the sums of ranks are rounded may depend on the place of a row.
-            self._eager = EagerPasses(network, self.numerics, self.max_length, may_vary=self.ranks.size == 1)
+            fetch, may_vary = self.fetch if self.device.type == "cuda" else Tensor.cpu, self.ranks.size == 1
+            self._eager = EagerPasses(network, self.numerics, self.max_length, fetch, may_vary=may_vary)
 
     def new_cache(self, capacity: int, *, spare: int = 0) -> KVCache:
         """One of `new_caches`."""

@@ -115,7 +115,7 @@ def test_first_layers_are_a_model_of_their_own(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
 def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
     text = text_of(random.Random(4), 60)
-    with fake_cuda(values=True):
+    with fake_cuda(values=True) as gpus:
         stock = noisy_model(name, attention=register_attention())
         for module in stock.modules():
             for parts in (module._parameters, module._buffers):
@@ -126,7 +126,10 @@ def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
             model.prepare(cache)
             model.prefill(text[:30], cache)
         for start, count in ((30, 3), (32, 1), (33, 5)):
-            for output in model.run([Rows(text[start : start + count], cache) for cache in caches]):
+            with gpus.recorded() as part:
+                outputs = model.run([Rows(text[start : start + count], cache) for cache in caches])
+            assert (len(part.waits), part.blocking_copies) == (1, []), "a blocking copy has no deadline"
+            for output in outputs:
                 assert output.logits.device.type == "cpu", "which samples"
                 own = stock_logits(name, text)[start : start + count]
                 assert torch.allclose(output.logits, own, atol=CLOSE)
