@@ -30,8 +30,8 @@ class Ranks:
     def parts(self, part: Tensor) -> Tensor:
         """[rows, n] -> [size, own rows, n]: every rank's part of this rank's rows, in rank order.
 
-        All ranks make the same calls with one shape and dtype. Raises `PeerError` when another rank is gone; on its own
-        GPU a rank may notice only in `check`.
+        All ranks make the same calls with one shape and dtype. Raises `PeerError` when another rank is gone; on a GPU
+        perhaps only in `check`.
         """
         return part.unsqueeze(0)
 
