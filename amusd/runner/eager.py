@@ -1,8 +1,8 @@
 """Passes without capture: on a CPU with `cpu_attention`; of recurrent models on any device.
 
-Linear layers, norms and activations take the rows of all sequences in one call. `row_counts.py` finds how many rows may
-share a call without a change of bits. Attention takes each sequence alone; at a fixed width its shapes are those of a
-pass of that sequence alone.
+Linear layers, norms and activations compute the rows of all sequences in one call. `row_counts.py` finds how many rows
+may share a call without a change of bits. Attention computes each sequence alone; with `fixed`, in the shapes of a pass
+of that sequence alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class EagerPasses:
         *,
         may_vary: bool,
     ) -> None:
-        """`max_length`: positions that the model knows; `may_vary`: False for calls of `width` rows only."""
+        """`max_length`: positions that the model knows; `fetch`: makes a copy on the host.
+
+        `may_vary`: calls may have other numbers of rows than `width`.
+        """
         self._network = network
         self._numerics = numerics
         self._fetch = fetch

@@ -1,4 +1,4 @@
-"""Inputs and outputs of passes: numbers of each row and sequence, and where they lie on host and device."""
+"""Inputs and outputs of passes: numbers for each row and sequence, on host and device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TOKEN, POSITION, SLOT, PARENT, PATH = range(5)
 """A row's token id, position and slot in the memory, the slot of the token before it, and the number of its path."""
 CACHE, LENGTH, LAST_ROW = range(3)
-"""A sequence's cache, where its paths begin, and the place of its last real row."""
+"""The number of a sequence's cache, the position where its paths begin, and the place of its last real row."""
 PADDING_ID = 0
 _NO_POSITION = -1  # a padded row: it sees nothing
 
@@ -81,8 +81,8 @@ class PassInputs:
         rows        [5, places]: `TOKEN`, `POSITION`, `SLOT`, `PARENT`, `PATH`
         paths       [caches, max_rows, depth]: slots from position `LENGTH` on
 
-    A sequence's rows have neighbouring places; those of further steps follow all rows. The table, the slot of each
-    position of each cache, is a buffer of its own, since little of it changes.
+    A sequence's rows have neighbouring places; further steps follow all rows. The table has the slot of each position
+    of each cache. It is a buffer of its own, since little of it changes.
     """
 
     def __init__(self, model: ModelRunner, caches: Sequence[KVCache]) -> None:

@@ -20,9 +20,9 @@ NEIGHBOURS = (1, 5)
 def measure_width_invariance(
     model: ModelRunner, prompt: Sequence[int], num_tokens: int, num_caches: int = 1 + len(NEIGHBOURS)
 ) -> list[float]:
-    """Largest difference of a row's logits between passes of one token and of more; 0: none.
+    """For each row, the largest difference of its logits between passes of one token and of more; 0: none.
 
-    `num_tokens` are decoded greedily one by one, then passed again in ragged blocks, among other paths, and beside
+    `num_tokens` are decoded greedily one by one, then computed again in ragged blocks, among other paths, and beside
     other sequences, over one memory of `num_caches`, for which a GPU computes rows in each pass. Raises
     `NotFiniteError`.
     """
