@@ -25,8 +25,8 @@ _TEXTS = ("*.json", "*.jinja")
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: alternative files. Only tensors are read from pickles. Raises `ConfigError` if a file is missing, damaged
-    or holds more than tensors, or if two files hold the same tensor.
+    `others`: files to read if there are no such weights. Raises `ConfigError` if a file is missing, damaged or a pickle
+    with more than tensors, or if two files hold the same tensor.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
@@ -44,9 +44,9 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
 
 
 def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
-    """Raise `ConfigError` if a layer among the file's `names` is `read` only in part, as when its bias is left over.
+    """Raise `ConfigError` if only a part of a layer in a file is `read`, for instance its weight without its bias.
 
-    Whole layers, heads of another task and stored rotary angles may stay unread.
+    Whole layers, heads of another task and stored rotary angles may stay unread. `names`: those in the file.
     """
     read = {*read}
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}

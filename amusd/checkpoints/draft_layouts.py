@@ -99,7 +99,7 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
 
 
 def _read_layers(owner: str, kind: str, draft: PublishedDraft, target_path: str | Path) -> PublishedDraft:
-    """`draft` with what its layers need; its `weights` become those of `Decoder`."""
+    """`draft` with the configuration and features of its layers; its `weights` become those of `Decoder`."""
     weights, target = draft.weights, draft.target
     family = EAGLE3 if kind == EAGLE and "hidden_norm.weight" in weights else kind
     _check_settings(f"{owner}: config.json", family, draft)

@@ -1,9 +1,9 @@
 """What `auto` stands for in a configuration: `verify_width`, the target's dtype, and trees or chains of a drafter.
 
-A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever timing says is quicker. The
-choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
-changes tokens, so all processes of a machine must share it. A kept choice is read without importing torch, so that
-the workers start first.
+A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever is quicker when timed. The
+choice changes tokens, so all processes of a machine must share it: it is made once for each kind of CPU, torch, number
+of threads and checkpoint, and kept in the cache folder. A kept choice is read without importing torch, so that the
+workers start first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def settle(config: Keys, device: str) -> Keys:
 
 
 def why_bits_vary(config: EngineKeys) -> str | None:
-    """The reason why even padded passes change the bits of the target's rows; None: they do not."""
+    """Why even padded passes change the bits of the target's rows; None: no reason is known."""
     model = config.target.model
     if model is None or config.hardware.synthetic is not None or _is_own(model):
         return None

@@ -77,12 +77,12 @@ class Tokenizer:
         content = {"vocab": vocab, "added": sorted(token.content for token in self._added.values())}
         content["merges"] = model.get("merges", [])
         self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
-        """Hash of vocabulary, merges and added tokens: equal for tokenizers that give every text the same ids."""
+        """Hash of vocabulary, merges and added tokens; if equal, ids name the same tokens."""
 
     def encode(self, text: str, max_length: int | None = None, *, special: bool = True) -> list[int]:
         """Token ids of raw text, with the model's leading special tokens if `special`.
 
-        Raises `ContextLengthError` for a text that has `max_length` tokens at least, told by its characters.
+        Raises `ContextLengthError` for a text with so many characters that it has at least `max_length` tokens.
         """
         num_characters = len("".join(text.split()))  # a token may be any number of blanks
         if max_length is not None and num_characters >= max_length * self._most_characters:
@@ -149,7 +149,7 @@ class IncrementalDecoder:
 
     Each token is decoded in a short window that begins with text, since some tokenizers decode a first token
     differently. Text that ends in a replacement character is held back, since the next token may complete the
-    character. Text that the prompt ends with, held back, is given only if the answer completes it.
+    character. Text held back at the end of the prompt is given only if the answer completes it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
