@@ -32,22 +32,16 @@ class EagerPasses:
     """Passes over any caches, for one thread, since each pass writes its rows to the same memory."""
 
     def __init__(
-        self,
-        network: Network,
-        numerics: Numerics,
-        max_length: int,
-        fetch: Callable[[Tensor], Tensor],
-        *,
-        may_vary: bool,
+        self, network: Network, numerics: Numerics, max_length: int, fetch: Callable[[Tensor], Tensor], *, varies: bool
     ) -> None:
         """`max_length`: positions that the model knows; `fetch`: makes a copy on the host.
 
-        `may_vary`: calls may have other numbers of rows than `width`.
+        `varies`: calls may have other numbers of rows than `width`.
         """
         self._network = network
         self._numerics = numerics
         self._fetch = fetch
-        self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
+        self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not varies)
         most = max(WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
         self._inputs = np.zeros((4, most), dtype=np.int64)  # see `write_rows`
         self._tensors = torch.from_numpy(self._inputs).unbind()

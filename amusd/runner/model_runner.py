@@ -67,8 +67,8 @@ class ModelRunner:
         self._eager = None
         if self.capture is None:
             # How the sums of ranks are rounded may depend on the place of a row.
-            fetch, may_vary = self.fetch if self.device.type == "cuda" else Tensor.cpu, self.ranks.size == 1
-            self._eager = EagerPasses(network, self.numerics, self.max_length, fetch, may_vary=may_vary)
+            fetch, is_alone = self.fetch if self.device.type == "cuda" else Tensor.cpu, self.ranks.size == 1
+            self._eager = EagerPasses(network, self.numerics, self.max_length, fetch, varies=is_alone)
 
     def new_cache(self, capacity: int, *, spare: int = 0) -> KVCache:
         """One of `new_caches`."""
@@ -164,11 +164,9 @@ class ModelRunner:
         try:
             self.ranks.announce(work, None if sampler is None else sampler.level)
             return self._compute(work, batch, sampler)
-        except PeerError:  # the group is lost already
-            raise
-        except BaseException:
-            if self.ranks.rank == 0:  # else what the others still exchange would meet the next pass
-                self.ranks.abort()
+        except BaseException as error:
+            if self.ranks.rank == 0 and not isinstance(error, PeerError):  # else the ranks know that they are apart
+                self.ranks.abort()  # what the others still exchange would meet the next pass
             raise
 
     def _compute(self, work: Command, batch: Sequence[Rows], sampler: RowSampler | None) -> list[ModelOutput]:
