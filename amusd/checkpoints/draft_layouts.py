@@ -11,11 +11,8 @@ The weights of each layout:
     DFlash      `fc` and `hidden_norm` reduce several states to a feature. `layers.*`, `norm`. Embedding and head are
                 the target's.
 
-Layouts number the target's layers differently: `_feature_layers` gives the numbers of `features.py`.
-
-References:
-    Li et al., EAGLE, arXiv:2401.15077, and EAGLE-3, arXiv:2503.01840. Cai et al., Medusa, arXiv:2401.10774. Chen et
-    al., DFlash, arXiv:2602.06036.
+Layouts number the target's layers differently: `_feature_layers` gives the numbers of `features.py`. The papers are
+named in `draft_networks.py`.
 """
 
 from __future__ import annotations

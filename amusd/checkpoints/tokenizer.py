@@ -28,7 +28,7 @@ _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 come
 _METASPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _RESERVED = frozenset({"self", "messages", "turns", "conversations", "chat_template", "return_assistant_tokens_mask"})
-"""Names in a chat template, or of what renders it, that a caller cannot set."""
+"""Variables of a chat template, and arguments of its rendering, that a caller cannot set."""
 _COMPOSED = 4
 """Most characters that Unicode's normal forms join to one."""
 
@@ -145,7 +145,7 @@ class Spelling:
 
 
 class IncrementalDecoder:
-    """Text of a growing token sequence, piece by piece, never half a character.
+    """Decodes a growing sequence piece by piece, and never gives half a character.
 
     Each token is decoded in a short window that begins with text, since some tokenizers decode a first token
     differently. Text that ends in a replacement character is held back, since the next token may complete the

@@ -42,7 +42,7 @@ class KVMemory:
         self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
         """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
         self.state_parts: Sequence[StatePart] = ()
-        """What recurrent layers read and write: a part for each sequence of the pass."""
+        """For recurrent layers: a part for each sequence of the pass."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] per layer: "keys" and "values", or "joint", keys first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
