@@ -25,8 +25,8 @@ _TEXTS = ("*.json", "*.jinja")
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: alternative files. Only tensors are read from pickles. Raises `ConfigError` if a file is missing, damaged
-    or holds more than tensors, or if two files hold the same tensor.
+    `others`: files to read if there are no such weights. Raises `ConfigError` if a file is missing, damaged or a pickle
+    with more than tensors, or if two files hold the same tensor.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
@@ -44,9 +44,9 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
 
 
 def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
-    """Raise `ConfigError` if a layer among the file's `names` is `read` only in part, as when its bias is left over.
+    """Raise `ConfigError` if only a part of a layer in a file is `read`, for instance its weight without its bias.
 
-    Whole layers, heads of another task and stored rotary angles may stay unread.
+    Whole layers, heads of another task and stored rotary angles may stay unread. `names`: those in the file.
     """
     read = {*read}
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
@@ -57,11 +57,15 @@ def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Write `config.json` and the weights, shared tensors once. Raises `OSError`."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     names = {id(tensor): name for name, tensor in reversed(list(weights.items()))}
     stored = {name: weights[name].contiguous() for name in names.values()}
-    save_file(stored, folder / _WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(stored, folder / _WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # also for a full disk
+        raise OSError(str(error)) from error
     (folder / CONFIG_JSON).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
 
 
@@ -76,7 +80,11 @@ def _weight_files(path: str | Path, folder: Path) -> list[str]:
         return [_WEIGHTS]
     index = read_json(path, folder, _INDEX)
     with one_line_errors(path, _INDEX):
-        return sorted(f"{name}" for name in set(index["weight_map"].values()))
+        names = sorted({f"{name}" for name in index["weight_map"].values()})
+    others = [name for name in names if not name.endswith(".safetensors")]
+    if others or not names:
+        raise ConfigError(f"model {path}: {_INDEX} names {others[0] if others else 'no file'}; allowed: *.safetensors")
+    return names
 
 
 def _read(path: str | Path, file: Path) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Reads configurations of models: which can run, and how long their sequences may be.
 
-transformers reads them; its import takes a second, which a checkpoint of our own saves.
+transformers reads them. Its import takes a second, which a checkpoint of our own saves (`PLAIN`).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def layer_windows(config: Any) -> list[int | None]:
 
 
 def why_rows_vary(config: Any) -> str | None:
-    """The reason why even a padded pass changes the bits of a row; None: the configuration has none."""
+    """Why even padded passes change the bits of a row; None: no reason is known."""
     text = config.get_text_config(decoder=True)
     has_experts = any((vars(text).get(name) or 0) > 1 for name in _NUM_EXPERTS)  # numbers by layer raise as attributes
     if is_recurrent(config):
@@ -141,8 +141,8 @@ def is_recurrent(config: Any) -> bool:
 def position_limit(config: Any, max_model_len: int) -> int:
     """The longest sequence, up to `max_model_len`, whose keys do not depend on its length.
 
-    With `linear` and `yarn`, `max_position_embeddings` is the trained length in most configurations and the stretched
-    one in some: the original length tells which.
+    With `linear` and `yarn`, `max_position_embeddings` is mostly the trained length. In some configurations it is the
+    stretched one; these name the trained length, too.
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0

@@ -81,8 +81,7 @@ def fit_weights(
 def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions, max_positions: int) -> Decoder:
     """Make the decoder of a model, or this rank's share.
 
-    `weights`: by the names of `weight_shapes`; removed one by one as they are taken in. `max_positions`: rows of the
-    rotary table.
+    `weights`: by the names of `weight_shapes`; each is removed when read. `max_positions`: rows of the rotary table.
     """
     device, dtype, ranks = torch.device(options.device), loaded_dtype(options.dtype), options.ranks
     weight_bytes = _bytes_per_pass(weights, options)
@@ -148,7 +147,7 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
 
 
 def load_linear(weights: Weights, options: LoadOptions, *, copy: bool = True) -> Linear:
-    """The layer on its device. `copy`: of weights that may be views, which keep a whole checkpoint file mapped."""
+    """The layer on its device. `copy`: the weights may be views, which keep a whole checkpoint file mapped."""
     own = weights.each(lambda tensor: tensor.to(options.device, copy=copy))
     return make_linear(own, loaded_dtype(options.dtype), int8=options.dtype == INT8)
 

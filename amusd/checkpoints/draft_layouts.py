@@ -11,11 +11,8 @@ The weights of each layout:
     DFlash      `fc` and `hidden_norm` reduce several states to a feature. `layers.*`, `norm`. Embedding and head are
                 the target's.
 
-Layouts number the target's layers differently: `_feature_layers` gives the numbers of `features.py`.
-
-References:
-    Li et al., EAGLE, arXiv:2401.15077, and EAGLE-3, arXiv:2503.01840. Cai et al., Medusa, arXiv:2401.10774. Chen et
-    al., DFlash, arXiv:2602.06036.
+Layouts number the target's layers differently: `_feature_layers` gives the numbers of `features.py`. The papers are
+named in `draft_networks.py`.
 """
 
 from __future__ import annotations
@@ -80,7 +77,8 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     Raises `ConfigError` for missing or damaged files, other shapes or kinds, or another target.
     """
     folder = find_checkpoint(path)
-    settings = _read_settings(path, read_json(path, folder, CONFIG_JSON))
+    with one_line_errors(path, CONFIG_JSON):
+        settings = _read_settings(path, read_json(path, folder, CONFIG_JSON))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
         stored = open_checkpoint(path, DRAFTER_FILES).items()
@@ -98,7 +96,7 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
 
 
 def _read_layers(owner: str, kind: str, draft: PublishedDraft, target_path: str | Path) -> PublishedDraft:
-    """`draft` with what its layers need; its `weights` become those of `Decoder`."""
+    """`draft` with the configuration and features of its layers; its `weights` become those of `Decoder`."""
     weights, target = draft.weights, draft.target
     family = EAGLE3 if kind == EAGLE and "hidden_norm.weight" in weights else kind
     _check_settings(f"{owner}: config.json", family, draft)

@@ -68,14 +68,14 @@ class EagleDecoder(Decoder):
 
 
 class MedusaModel:
-    """Heads over the target's last state, for the second next token onwards."""
+    """Heads over the target's last state; the first scores the second next token."""
 
     output_ids = None
 
     def __init__(
         self, target: Any, blocks: Sequence[Sequence[Linear]], outputs: Sequence[Linear], options: LoadOptions
     ) -> None:
-        """`target`: its configuration; `blocks`: residual layers of each head; `outputs`: of each head, or of all."""
+        """`target`: its configuration; `blocks`: residual layers of each head; `outputs`: one per head, or for all."""
         self.device = torch.device(options.device)
         self.max_length, self.max_depth = options.max_model_len, len(blocks)
         self.feature_width = int(target.hidden_size)
@@ -87,7 +87,7 @@ class MedusaModel:
         return MedusaState(self)
 
     def score(self, feature: Tensor, first: int) -> Tensor:
-        """[heads from `first` on, columns] of a feature [width], on the host."""
+        """[heads from `first` on, columns] on the device, of a feature [width] on the host."""
         with torch.inference_mode():
             state = send(feature.unsqueeze(0), self.device).to(self._dtype)
             rows = []
@@ -123,7 +123,7 @@ class MedusaState:
     def score(self, position: int, token_id: int) -> Tensor:  # noqa: ARG002 - the text is in the feature
         """[depths, columns]: row d scores the token d + 1 places after the root, which is at `position`.
 
-        After an old feature only the further heads are left; without a feature there are no rows.
+        An old feature leaves only the further heads; without a feature there are no rows.
         """
         late = position - 1 - self._last
         if not len(self._feature) or not 0 <= late < self._model.max_depth:
@@ -132,7 +132,7 @@ class MedusaState:
 
 
 class DFlashModel:
-    """Layers whose rows, the root and masks after it, see all features and each other."""
+    """Layers over a block of rows: the root, then masks. All rows see all features and each other."""
 
     def __init__(self, draft: PublishedDraft, network: Decoder, max_length: int) -> None:
         """`network`: of `draft`, whose rotary table reaches a block beyond `max_length`."""

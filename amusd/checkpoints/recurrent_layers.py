@@ -36,7 +36,7 @@ def has_recurrent_layers(model_class: type[Any]) -> bool:
 
 
 def _cache_of(layer: type[Any]) -> str | None:
-    """The optional argument by which layers of this class get a cache; None: they get it otherwise."""
+    """The optional argument by which layers of this class get a cache; None: there is none."""
     parameters = inspect.signature(layer.forward).parameters
     return next((name for name in _CACHES if name in parameters and parameters[name].default is None), None)
 

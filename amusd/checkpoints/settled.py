@@ -1,9 +1,9 @@
 """What `auto` stands for in a target's configuration: `verify_width` and the dtype.
 
-A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever timing says is quicker. The
-choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
-changes tokens, so all processes of a machine must share it. A kept choice is read without importing torch, so that
-the workers start first.
+A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever is quicker when timed. The
+choice changes tokens, so all processes of a machine must share it: it is made once for each kind of CPU, torch, number
+of threads and checkpoint, and kept in the cache folder. A kept choice is read without importing torch, so that the
+workers start first.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def settle(config: Keys, device: str) -> Keys:
 
 
 def why_bits_vary(config: EngineKeys) -> str | None:
-    """The reason why even padded passes change the bits of the target's rows; None: they do not."""
+    """Why even padded passes change the bits of the target's rows; None: no reason is known."""
     model = config.target.model
     if model is None or config.hardware.synthetic is not None or _is_own(model):
         return None
@@ -70,7 +70,7 @@ def why_bits_vary(config: EngineKeys) -> str | None:
 
 def _is_own(model: str) -> bool:
     """Whether a checkpoint's folder is here, and `Decoder` computes its type."""
-    with suppress(OSError, RuntimeError, ValueError, AttributeError):  # `load_config` says what is wrong with it
+    with suppress(OSError, RuntimeError, ValueError, AttributeError, TypeError):  # `load_config` says what is wrong
         return json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES
     return False
 
@@ -87,7 +87,9 @@ def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     num_threads, model = config.hardware.num_threads, config.target.model
     facts = [*_core_facts(), importlib.metadata.version("torch"), f"{num_threads} threads", str(model)]
     if model is not None and (folder := Path(model).expanduser()).is_dir():
-        facts += [str(folder.absolute()), (folder / CONFIG_JSON).read_text(encoding="utf-8")]  # which may change
+        facts.append(str(folder.absolute()))
+        with suppress(OSError):  # loading says what is wrong
+            facts.append((folder / CONFIG_JSON).read_text(encoding="utf-8", errors="replace"))  # which may change
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.txt"
     dtype = _kept_in(file)

@@ -1,4 +1,4 @@
-"""Random weights in the sizes of public models, and a tokenizer: costs are measured without a checkpoint.
+"""Random weights in the sizes of public models, and a tokenizer for them, to measure costs without a checkpoint.
 
 References: config.json and parameter counts of HuggingFaceTB/SmolLM2-135M, meta-llama/Llama-3.2-1B,
 meta-llama/Llama-3.1-8B, meta-llama/Llama-3.1-70B.

@@ -28,7 +28,7 @@ _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 come
 _METASPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _RESERVED = frozenset({"self", "messages", "turns", "conversations", "chat_template", "return_assistant_tokens_mask"})
-"""Names in a chat template, or of what renders it, that a caller cannot set."""
+"""Variables of a chat template, and arguments of its rendering, that a caller cannot set."""
 _COMPOSED = 4
 """Most characters that Unicode's normal forms join to one."""
 
@@ -77,12 +77,12 @@ class Tokenizer:
         content = {"vocab": vocab, "added": sorted(token.content for token in self._added.values())}
         content["merges"] = model.get("merges", [])
         self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
-        """Hash of vocabulary, merges and added tokens: equal for tokenizers that give every text the same ids."""
+        """Hash of vocabulary, merges and added tokens; if equal, ids name the same tokens."""
 
     def encode(self, text: str, max_length: int | None = None, *, special: bool = True) -> list[int]:
         """Token ids of raw text, with the model's leading special tokens if `special`.
 
-        Raises `ContextLengthError` for a text that has `max_length` tokens at least, told by its characters.
+        Raises `ContextLengthError` for a text with so many characters that it has at least `max_length` tokens.
         """
         num_characters = len("".join(text.split()))  # a token may be any number of blanks
         if max_length is not None and num_characters >= max_length * self._most_characters:
@@ -145,11 +145,11 @@ class Spelling:
 
 
 class IncrementalDecoder:
-    """Text of a growing token sequence, piece by piece, never half a character.
+    """Decodes a growing sequence piece by piece, and never gives half a character.
 
     Each token is decoded in a short window that begins with text, since some tokenizers decode a first token
     differently. Text that ends in a replacement character is held back, since the next token may complete the
-    character. Text that the prompt ends with, held back, is given only if the answer completes it.
+    character. Text held back at the end of the prompt is given only if the answer completes it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:

@@ -21,7 +21,7 @@ from amusd.checkpoints.checkpoint import find_checkpoint, one_line_errors, refus
 from amusd.checkpoints.configuration import quantization_of
 from amusd.checkpoints.recurrent_layers import RecurrentLayers
 from amusd.checkpoints.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, NotFiniteError
 from amusd.logs import logger
 from amusd.models.attention import (
     Attention,
@@ -38,7 +38,7 @@ from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.self_test import measure_width_invariance
 
-_AS_IT_IS: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+_LOCAL_WITHOUT_CODE: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
 class HuggingFaceNetwork(Network):
@@ -121,7 +121,7 @@ def _freeze_frequencies(model: Any) -> None:
 def load_stock_config(folder: Path) -> Any:
     """Load transformers' configuration of a checkpoint folder; its dtype, which may be `auto`, is not read."""
     with quiet_transformers():
-        return AutoConfig.from_pretrained(str(folder), dtype="float32", **_AS_IT_IS)
+        return AutoConfig.from_pretrained(str(folder), dtype="float32", **_LOCAL_WITHOUT_CODE)
 
 
 def make_stock_config(settings: Mapping[str, Any]) -> Any:
@@ -133,7 +133,7 @@ def make_stock_config(settings: Mapping[str, Any]) -> Any:
 def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | None]:
     """Load what a `Tokenizer` is made of: its backend, the special tokens and the chat template."""
     with quiet_transformers():
-        stock: Any = AutoTokenizer.from_pretrained(str(folder), config=load_stock_config(folder), **_AS_IT_IS)
+        stock: Any = AutoTokenizer.from_pretrained(str(folder), config=load_stock_config(folder), **_LOCAL_WITHOUT_CODE)
     template = stock.chat_template
     if isinstance(template, dict):
         reason = f"there are several ({', '.join(template)}), and none is named default"
@@ -161,7 +161,7 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
             device_map={"": options.device} if onto_device else None,
             attn_implementation=register_attention(),
             use_safetensors=True,
-            **_AS_IT_IS,
+            **_LOCAL_WITHOUT_CODE,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
@@ -181,7 +181,9 @@ def try_model(path: str | Path, model: ModelRunner) -> None:
 
     Raises `ConfigError` if transformers' code cannot compute a token, and as `settle_layers`.
     """
-    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+    found: list[float] = []
+    cannot = "transformers' code for it, without kernels from a hub, cannot compute a token"
+    with one_line_errors(path, cannot), contextlib.suppress(NotFiniteError):  # which an answer says
         if model.network.is_recurrent:
             with quiet_transformers():  # its fallbacks would say that they are slow
                 settle_layers(path, model)

@@ -1,7 +1,7 @@
-"""A draft with other token ids than its target: its weights are reordered to the target's ids when loaded.
+"""A draft with other token ids than its target: when it is loaded, its weights are reordered to the target's ids.
 
-A shared token is read and proposed as the draft's own. A token of the target alone is never proposed, and read as the
-longest draft token that its text begins with: one position for each token.
+A shared token is read and proposed as the draft's own. A token that only the target has is never proposed. It is read
+as the longest draft token that its text begins with, so each token keeps one position.
 
 References: "Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies" (arXiv 2502.05202), the method of
 the intersection.
@@ -42,7 +42,7 @@ class SharedVocabulary:
     draft_ids: Tensor
     """[shared] int64: the draft's ids of them."""
     readings: Tensor
-    """[ids of the target] int64: the draft's id for each; -1 for padding."""
+    """[ids of the target] int64: the draft's id that is read for each; -1: none."""
 
 
 def share_ids(num_ids: int, num_own: int) -> SharedVocabulary:

@@ -27,11 +27,11 @@ class Window:
     """True: the text is cut into chunks of `size` positions, and a row sees its own. False: the last `size` ones."""
 
     def __getitem__(self, _rows: object) -> Window:
-        """Itself: transformers slices what stands in the place of a mask."""
+        """Itself, since transformers slices its masks."""
         return self
 
     def first(self, position: Position) -> Position:
-        """First position that the row at `position` sees; below 0 where it sees all."""
+        """First position that the row at `position` sees, perhaps below 0."""
         return position - (position % self.size if self.is_chunk else self.size - 1)
 
 
@@ -41,7 +41,7 @@ class AttentionInputs(NamedTuple):
     query: Tensor
     """[rows, heads, dim]."""
     keys: Tensor
-    """[key_heads, slots, dim]: all slots of the memory; query heads that share a key head are grouped."""
+    """[key_heads, slots, dim]: the whole memory. Neighbouring query heads share a key head."""
     values: Tensor
     """[key_heads, slots, dim]."""
     scaling: float
@@ -59,14 +59,14 @@ class AttentionInputs(NamedTuple):
 
 
 Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
-"""Attends to the slots that each row of one pass sees: [rows, heads, dim], in the dtype of the keys or a finer one."""
+"""Computes, for the rows of one pass, attention over the slots that each sees: [rows, heads, dim], the keys' dtype."""
 
 attention_of_pass: ContextVar[Attention] = ContextVar("attention_of_pass")
-"""The attention of the running pass, for `attend`: some of transformers' models hand nothing on to their layers."""
+"""The attention of the running pass, which `attend` reads: some models of transformers pass it no arguments."""
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
-    """An `Attention` to the first slots, as `visible` [rows, end] says, whatever the layer's window."""
+    """Attention to the slots in `visible` [rows, end], whatever the layer's window."""
     query, keys, values, scaling, softcap, sinks, _ = layer
     keys, values = keys[:, : visible.shape[1]], values[:, : visible.shape[1]]
     rows, heads, dim = query.shape
@@ -95,7 +95,7 @@ def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
 def causal_attention(start: int, rows: int, first: int = 0) -> Attention:
     """Causal attention of a sequence's last rows; for many rows on a GPU.
 
-    `start`: position of the first row; slots are read from `first` to the last row.
+    `start`: position of the first row; `first`: slot of position 0.
     """
     end, bias = start + rows, None
     if start:
@@ -144,7 +144,7 @@ def attend_to_chains(chains: Sequence[tuple[int, int, int]]) -> Attention:
 def attend_by_table(
     table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
 ) -> Attention:
-    """`attend_rows` as an `Attention`: a few neighbouring rows of each sequence, each along its own path of slots."""
+    """`attend_rows` as an `Attention`: a few neighbouring rows of each sequence."""
     where = table, lengths, branches, row_paths, positions
     firsts = functools.cache(lambda window: None if window is None else window.first(positions))
 
@@ -174,9 +174,9 @@ def register_attention() -> str:
 def window_of_mask(
     *, config: Any, local_size: int | None = None, use_vmap: bool = False, **named: Any
 ) -> Window | None:
-    """The window of a layer, which models of transformers pass on to it in place of a mask.
+    """The window of a layer; models of transformers pass it to the layer as its mask.
 
-    Raises `ValueError` for a mask that is not causal. The names are transformers' own.
+    Raises `ValueError` for a mask that is not causal. The arguments' names are transformers'.
     """
     if use_vmap or "allow_is_bidirectional_skip" in named:
         raise ValueError("the mask of its attention is not causal")
@@ -199,7 +199,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of [1, heads, rows, dim] over [1, key_heads, slots, dim]; returns [1, rows, heads, dim of a value].
 
-    `attention_mask`: of `window_of_mask`; `softcap` and `s_aux` are transformers' own names, too.
+    `attention_mask`: from `window_of_mask`. The arguments' names are transformers'.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]

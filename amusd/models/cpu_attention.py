@@ -1,6 +1,7 @@
-"""Attention on a CPU, in float32: each sequence in products of the shape that it has alone, which fixes its bits.
+"""Attention on a CPU, in float32.
 
-Sequences of one shape share a call where their regions of the memory lie at equal distances.
+Each sequence is computed by products of the same shape as alone, so its bits do not depend on the others. Sequences of
+one shape share a call if their regions of the memory are equally far apart.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ class Part(NamedTuple):
 
     rows: range
     seen: Tensor
-    """[rows, end] int64: position of each of the region's first slots on the row's path, -1 where the row is not to
-    see it; rows beyond those of the pass are padding."""
+    """[rows, end] int64: position of each of the region's first slots on the row's path; -1: not seen.
+
+    It may have more rows than `rows`: padding.
+    """
     first: int
     """The region's first slot."""
 
 
 def seen_by_chain(start: int, rows: int, end: int) -> Tensor:
-    """`Part.seen` [rows, end]: each row sees the slots up to its own, that of the first being `start`."""
+    """`Part.seen` [rows, end] of a chain that begins at `start`."""
     positions = torch.arange(end)
     return positions.where(positions <= torch.arange(start, start + rows).unsqueeze(1), -1)
 
 
 def seen_through(window: Window | None, seen: Tensor) -> Tensor:
-    """[rows, end] bool: what of `Part.seen` each row sees in a layer; its own slot at least."""
+    """[rows, end] bool: the slots of `Part.seen` that a layer's window leaves."""
     if window is None:
         return seen >= 0
     return seen >= window.first(seen.amax(1, keepdim=True)).clamp_(min=0)
 
 
 def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
-    """The attention of a pass of `num_rows` rows; the last ones may be padding, whose result is anything finite."""
+    """The attention of a pass of `num_rows` rows. Rows of no part are padding, whose results are finite."""
     batches = _batched(parts)
     sizes = [len(batch.rows) for batch in batches]
     computed = [row for batch in batches for row in batch.rows]

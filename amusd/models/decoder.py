@@ -1,8 +1,8 @@
-"""A lean forward pass for the Llama and Qwen families: few operators, packed weights.
+"""A lean forward pass for Llama, Mistral, Qwen2 and Qwen3: few operators, packed weights.
 
-Query, key and value are one product, gate and up another; residual sums are made inside products; queries and keys are
-rotated by one complex product; keys and values are written in place. Rotation, attention and norms compute in float32.
-Ranks share heads, cache and weights (`sharding.py`). `decoder_weights.py` makes decoders.
+Query, key and value are one product, gate and up another. Products add the residual. One complex product rotates
+queries and keys. Keys and values are written in place. Rotation, attention and norms compute in float32. Ranks share
+heads, cache and weights (`sharding.py`). `decoder_weights.py` makes decoders.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Layer:
     ) -> tuple[Tensor, Tensor]:
         """The block's output [rows, width] for `hidden` of the same shape, and `next_norm` of it.
 
-        May overwrite `hidden`; of several ranks only `Ranks.own_rows` of it hold the sum. `inputs`: usually the normed
-        `hidden`; `rotation`: [rows, dim / 2] complex.
+        May overwrite `hidden`. With several ranks, the output holds the sum only in `Ranks.own_rows`. `inputs`: usually
+        the normed `hidden`; `rotation`: [rows, dim / 2] complex.
         """
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory)

@@ -7,9 +7,9 @@ A cache owns the slots [first, first + allocated) of a memory and holds one sequ
     [.., num_keys)              read by attention; masked beyond a row's own position
     [num_keys, allocated)       not read
 
-A position's *slot* counts from the start of the region. Both are equal, unless a pass over several paths went another
-way (`keep`). Masked positions are multiplied by zero, so they must be finite: `wipe` writes zeros after a pass that was
-not. Recurrent states, which cannot be cut back: `recurrent.py`.
+A position's *slot* counts from the start of the region. The two are equal, unless `keep` has swapped slots or a tree
+has chosen its own. Masked values are multiplied by zero, so they must be finite: after a pass that was not, `wipe`
+writes zeros. States that cannot be cut back are in `recurrent.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FEATURES = (-1, "features")  # beside the keys and values of the layers: they m
 
 
 class KVMemory:
-    """Keys and values of several caches; a layer is allocated at its first write."""
+    """Keys and values of several caches. A layer is allocated at its first write."""
 
     def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
         self.num_slots = num_slots
@@ -42,7 +42,7 @@ class KVMemory:
         self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
         """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
         self.state_parts: Sequence[StatePart] = ()
-        """What recurrent layers read and write: a part for each sequence of the pass."""
+        """For recurrent layers: a part for each sequence of the pass."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] per layer: "keys" and "values", or "joint", keys first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
@@ -137,13 +137,13 @@ class KVCache:
         self.slots = np.arange(allocated)
         """[allocated] int64: slot of each position."""
         self.num_in_table = 0
-        """First positions whose slots the table of captured passes holds."""
+        """Number of positions whose slots the table of captured passes holds."""
         self.path_slots: Sequence[int] = ()
         """Slots of the last pass over paths; empty after another pass, `keep` or a rollback."""
         self.history: StateHistory | None = None
         """States of recurrent layers."""
         self.captured: Any = None
-        """The `CapturedPasses` of its memory, which read it through a table of slots."""
+        """The `CapturedPasses` of its memory."""
         self.capacity = capacity
         self.length = 0
 
@@ -176,7 +176,7 @@ class KVCache:
     def keep(self, rows: Sequence[int]) -> None:
         """Continue the sequence with these rows of the last pass. Raises `ValueError` if that was not over paths.
 
-        Captured: the slots are swapped in the table. Otherwise keys and values are copied to the positions' own slots.
+        With captured passes slots are swapped. Otherwise keys and values are copied to the positions' own slots.
         """
         if not self.path_slots:
             raise ValueError("the last pass was not one over paths")
@@ -193,7 +193,7 @@ class KVCache:
         self.advance(len(rows))
 
     def put_in_order(self) -> None:
-        """Have each position in its own slot, as chunks of a prompt need it."""
+        """Move each position to its own slot, as chunks of a prompt require."""
         length, self.length = self.length, 0  # nothing is held if the move is interrupted
         self.num_in_table, self.path_slots = 0, ()
         positions = np.flatnonzero(self.slots[:length] != np.arange(length))

@@ -100,14 +100,14 @@ def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fits_fp16(matrix: Tensor) -> bool:
-    """Whether float16 holds a matrix, but for numbers below 2^-17, which it rounds by 2^-25 at most."""
+    """Whether float16 holds a matrix, with errors of at most 2^-25 (in numbers below 2^-17)."""
     if matrix.dtype is torch.bfloat16:  # which has fewer digits
         return bool(matrix.abs().max() <= torch.finfo(torch.float16).max)
     return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
 
 
 def why_not_int8(device: torch.device) -> str | None:
-    """Why FBGEMM cannot multiply in int8 on `device`, or float16; None if it can."""
+    """Why FBGEMM cannot multiply in int8 and float16 on `device`; None: it can."""
     if device.type != "cpu":
         return f"not on {device}"
     engine = torch.backends.quantized.engine
@@ -161,7 +161,7 @@ class PackedLinear(Linear):
 
 
 class FbgemmLinear(Linear):
-    """A `Linear` over a copy of the weight in float16 or int8; float32 in and out. In int8 all inputs share a scale."""
+    """A `Linear` over a copy of the weight in float16 or int8; float32 in and out. In int8 all rows share a scale."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, int8: bool = False) -> None:
         quantized, bias, self._is_int8 = torch.ops.quantized, None if bias is None else bias.float(), int8

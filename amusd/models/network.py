@@ -28,7 +28,7 @@ class Network(ABC):
     vocab_size: int
     """Columns of the logits; a reduced head has fewer than `num_ids`."""
     weight_bytes: int
-    """Bytes of weights that one pass reads, with the head and without the embedding."""
+    """Bytes of weights that one pass reads at most (of all experts), with the head and without the embedding."""
     taps: FeatureTaps | None
     """Write features for drafters; None: no drafter reads any."""
     feature_width: int = 0
@@ -36,9 +36,9 @@ class Network(ABC):
     is_recurrent: bool = False
     """Layers keep states that cannot be cut back: `KVMemory.state_parts` has those of a pass."""
     attention_shape: tuple[int, int, int] | None = None
-    """Query heads, key heads and their size, if every width is a multiple of the CPU's vector.
+    """Query heads, key heads and their size. None: some width is no multiple of the CPU's vector.
 
-    None: the rest of a width may be computed by other instructions.
+    Its rest may then be computed by other instructions.
     """
 
     @abstractmethod

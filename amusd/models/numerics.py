@@ -3,9 +3,9 @@
 A row's last bits depend on how many rows share its matrix products and how many keys attention sums. `fixed` makes both
 a function of the position alone, so that block lengths, which timing decides, cannot change the numbers.
 
-A pass may hold several paths that share its first token (`lay_out` in `passes.py`). Rows of one position then
-have slots a multiple of `TRACK_STRIDE` apart, which changes no bit of attention's sums: masked keys add zeros in
-float32, and no key crosses the border at which kernels begin a sum anew.
+A pass may hold several paths that share its first token (`lay_out` in `passes.py`). Slots of rows at one position are
+then a multiple of `TRACK_STRIDE` apart. That changes no bit of attention's sums: masked keys add zeros in float32, and
+no key crosses the border at which kernels begin a new sum.
 
 Mixtures of experts are not covered: the rows of an expert's product depend on the other rows.
 """
@@ -27,7 +27,7 @@ class Numerics:
     """The rule by which blocks are cut and padded."""
 
     width: int
-    """Most rows of a verification pass; with `fixed`, the number of rows of each, padding included."""
+    """Most rows of a verification pass; with `fixed`, every pass has the bits of one with this many rows."""
     fixed: bool
     """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
     prefill_chunk: int = PROMPT_STEP
@@ -54,7 +54,7 @@ class Numerics:
         return self.width if border is None else min(self.width, border - start)
 
     def padded_rows(self, rows: int) -> int:
-        """Rows to compute for `rows` tokens in captured passes: one or `width`, with `fixed` always that."""
+        """Rows that captured passes compute for `rows` tokens: one or `width`; with `fixed` always `width`."""
         return 1 if rows == 1 and not self.fixed else self.width
 
     def num_keys(self, start: int, rows: int) -> int:

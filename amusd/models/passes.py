@@ -89,11 +89,11 @@ class Rows:
     parents: Sequence[int] | None = None
     """[rows - 1] for paths: the row before each but the first."""
     num_again: int = 0
-    """Leading rows that are computed again, as the cache held their tokens before; the output has no logits of them."""
+    """Leading rows whose tokens the cache held before. They are computed again; the output has no logits of them."""
     num_final: int = 1
-    """Leading rows that no rollback drops. If negative, the last `-num_final` tokens before them may be dropped too."""
+    """Leading rows that no rollback drops. Negative: the last `-num_final` tokens before them may be dropped, too."""
     paths: Paths | None = None
-    """For a tree, whose slots the caller chooses; the model adds the paths of `parents`. None: a chain."""
+    """The caller's slots of a tree. The model adds those of `parents`. None: a chain."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -195,9 +195,8 @@ def check_finite(largest: npt.ArrayLike) -> None:
 def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Paths:
     """Slots of paths that share their first row, after a cache's tokens. `parents`: see `Rows`.
 
-    A row's slot is its position plus a stride for each track before its own. In captured passes, whose sums do not
-    depend on slots, it is the next one. Raises `ValueError` if the tracks do not suffice, or a row comes before its
-    parent.
+    A row's slot is its position plus a stride for each track before its own; in captured passes, whose sums do not
+    depend on slots, the next free one. Raises `ValueError` for too few tracks, or a row before its parent.
     """
     start = cache.length
     rows = place_rows(parents, numerics.tracks_at(start))

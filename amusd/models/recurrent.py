@@ -1,10 +1,10 @@
-"""States of recurrent layers, which cannot be cut back: they are kept at a few lengths of a sequence.
+"""States of recurrent layers. They cannot be cut back, so they are kept at a few lengths of a sequence.
 
     0 ............ state ............ length
                      [ fed once more ) [ rows of the next pass )
 
-A pass leaves a state after its final rows, which no rollback drops, and one after its last row, which counts if all
-are kept. After a rollback the next pass begins at the newest state that is left.
+A pass leaves a state after its final rows, which no rollback drops, and one after its last row. After a rollback the
+next pass begins at the newest state that is left.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class StatePart:
     first: int
     token_ids: Sequence[int]
     num_final: int
-    """Leading rows that no rollback drops. If negative, the last `-num_final` tokens before them may be dropped too."""
+    """See `Rows`."""
     state: State = field(default_factory=dict)
     """Before the pass; afterwards after its last row."""
     final: State = field(default_factory=dict)
-    """Behind the final rows, where others follow."""
+    """After the final rows; empty if no others follow."""
 
     def pieces(self, layer: int, most: int | None) -> Iterator[slice]:
         """Yield the rows of each call of a layer, and keep its state after the final rows.
@@ -106,7 +106,7 @@ class StateHistory:
 
 
 class StateShelf:
-    """The states that are kept for other prompts: the newest ones of all sequences whose caches are in use."""
+    """Keeps states for other prompts: the newest ones over all sequences."""
 
     def __init__(self, most_bytes: int = 0) -> None:
         self._most_bytes = most_bytes

@@ -1,12 +1,12 @@
 """Attention of a few rows over many keys: chains, trees and several sequences in one operator of fixed shapes.
 
-A row sees the positions `[first, position]` of its path, `first` being 0 without a window: those below the sequence's
-length through its slot table, others through the row's branch. Keys are summed in an order that depends on positions
-alone, so a row's bits depend on its query and its path's keys and values alone.
+A row sees the positions `[first, position]` of its path; `first` is 0 without a window. The sequence's slot table has
+the slots of positions below its length, the row's branch the others. Keys are summed in an order that depends on
+positions alone, so a row's bits depend only on its query and its path's keys and values.
 
-No shape depends on the context and the host reads nothing, so the operator can be captured: a Triton kernel on a GPU
-(`row_attention_triton.py`), elsewhere plain torch. Masked positions add exact zeros, so keys and values that any row
-sees must be finite; other slots may hold anything.
+No shape depends on the context and the host reads nothing, so the operator can be captured. It is a Triton kernel on a
+GPU (`row_attention_triton.py`), elsewhere plain torch. Masked positions add exact zeros, so keys and values that any
+row sees must be finite; other slots may hold anything.
 
 References: online softmax, 1805.02867; split keys, https://crfm.stanford.edu/2023/10/12/flashdecoding.html; sums that
 do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference.

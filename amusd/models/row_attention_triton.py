@@ -1,12 +1,11 @@
 """`attend_rows` in Triton: one kernel for the splits of the keys, one that combines them.
 
-A program takes a tile of rows and one key head through some splits (`num_splits`). Its rows are (row, query head of the
-group) pairs, so the heads of a group share loads. A block that every row reads through the table is one item; a block
-beyond the length is an item for each path. Rows of other paths multiply its keys by zero, which leaves their sums bit
-for bit.
+A program takes a tile of rows and one key head through some splits (`num_splits`). Its rows are pairs of a row and a
+query head of the group, so the heads of a group share loads. A block that all rows read through the table is one item;
+a block beyond the length is an item for each path. Rows of other paths multiply its keys by zero, which changes no bit.
 
-A tile's size follows from the model alone, so the other sizes cannot change the order of a sum. Importing this module
-imports triton.
+A tile's size follows from the model alone, so no other size changes the order of a sum. Importing this module imports
+triton.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 from amusd.models.row_attention import attend_rows as ordinary
 
 NUM_PROGRAMS = 1024
-"""About the most programs of the first kernel: 8 per multiprocessor of an H100 balance it, and starting idle ones
-costs microseconds. A program takes every n-th split.
+"""About the most programs of the first kernel, which take splits in turn: 8 for each multiprocessor of an H100.
+
+More would start without work, which costs microseconds.
 """
 
 _MOST_BYTES = 1024  # of a head: as many fit neither into shared memory nor into registers

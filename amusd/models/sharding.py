@@ -30,8 +30,8 @@ class Ranks:
     def parts(self, part: Tensor) -> Tensor:
         """[rows, n] -> [size, own rows, n]: every rank's part of this rank's rows, in rank order.
 
-        All ranks make the same calls with one shape and dtype. Raises `PeerError` when another rank is gone; on its own
-        GPU a rank may notice only in `check`.
+        All ranks make the same calls with one shape and dtype. Raises `PeerError` when another rank is gone; on a GPU
+        perhaps only in `check`.
         """
         return part.unsqueeze(0)
 
@@ -47,7 +47,7 @@ class Ranks:
         """Raise `PeerError` if another rank is known to be gone: device results are void then."""
 
     def abort(self) -> None:
-        """End exchanges that take too long. No exchange works afterwards."""
+        """End the exchanges of a pass that failed. None works afterwards."""
 
     def announce(self, work: Command, level: Level | None) -> None:
         """Tell the other ranks to do the same, with a sampler of this level."""

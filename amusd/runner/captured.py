@@ -1,11 +1,11 @@
 """Passes of a few fixed shapes, captured once and replayed, so that a GPU does not wait for the host (docs/gpu.md).
 
 A shape is the number of sequences, the rows of each, and the sampler. All else is data on the device (`PassInputs`), so
-chains, trees and paths share a graph, and a rollback only changes numbers. Each further draft step is a graph that
+chains, trees and paths share a graph, and a rollback only changes numbers. Each further draft step has a graph, which
 reads the token chosen by the step before.
 
-At a fixed width every pass has rows for all caches, and samples for one sequence or for all. Otherwise it has one
-sequence or all, with one row each or `width`.
+With `fixed` every pass computes `width` rows for all caches, and samples those of one sequence or of all. Otherwise it
+computes one sequence or all, with one row each or `width`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PassShape:
     rows: int
     """Rows of each sequence, padded; 1 in a further step."""
     step: int
-    """0: takes in the rows of a pass; else the token chosen by the step before."""
+    """0: reads the rows of a pass; else the token chosen by the step before."""
     sampler: RowSampler | None
     """None: the most likely token."""
     sequences: int
@@ -126,7 +126,7 @@ class CapturedPasses:
     def _captured(self, work: Work) -> Replay:
         """Capture `work`; if that fails, return `work` itself, and capture no further pass.
 
-        Raises `ConfigError` with several ranks, which capture their exchanges all or none.
+        With several ranks, which must all capture or none, a failure is a `ConfigError`.
         """
         model = self._model
         assert model.capture is not None

@@ -1,14 +1,14 @@
 """Passes without capture: on a CPU with `cpu_attention`; of recurrent models on any device.
 
-Linear layers, norms and activations take the rows of all sequences in one call. `row_counts.py` finds how many rows may
-share a call without a change of bits. Attention takes each sequence alone; at a fixed width its shapes are those of a
-pass of that sequence alone.
+Linear layers, norms and activations compute the rows of all sequences in one call. `row_counts.py` finds how many rows
+may share a call without a change of bits. Attention computes each sequence alone; with `fixed`, in the shapes of a pass
+of that sequence alone.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
 from amusd.runner.pass_buffer import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, write_rows
 from amusd.runner.row_counts import WIDTHS, RowCounts
-from amusd.sampling.sampler import RowSampler
+from amusd.sampling.sampler import RowSampler, send
 
 _KEYS_STEP = 64
 """Keys of a tree are read up to a multiple of this, so that shapes repeat."""
@@ -31,11 +31,17 @@ _KEYS_STEP = 64
 class EagerPasses:
     """Passes over any caches, for one thread, since each pass writes its rows to the same memory."""
 
-    def __init__(self, network: Network, numerics: Numerics, max_length: int, *, may_vary: bool) -> None:
-        """`max_length`: positions that the model knows; `may_vary`: False for calls of `width` rows only."""
+    def __init__(
+        self, network: Network, numerics: Numerics, max_length: int, fetch: Callable[[Tensor], Tensor], *, varies: bool
+    ) -> None:
+        """`max_length`: positions that the model knows; `fetch`: makes a copy on the host.
+
+        `varies`: calls may have other numbers of rows than `width`.
+        """
         self._network = network
         self._numerics = numerics
-        self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
+        self._fetch = fetch
+        self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not varies)
         most = max(WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
         self._inputs = np.zeros((4, most), dtype=np.int64)  # see `write_rows`
         self._tensors = torch.from_numpy(self._inputs).unbind()
@@ -107,9 +113,10 @@ class EagerPasses:
             attention = cpu_attention(parts, computed)
         else:
             attention = attend_to_chains([(rows.cache.length, len(rows.token_ids), rows.cache.first) for rows in batch])
-            token_ids, positions = token_ids.to(device), positions.to(device)
-            memory.slots_of_pass = slots[:num_rows].to(device)
-        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)[:num_rows].cpu()
+            token_ids, positions = send(token_ids, device), send(positions, device)
+            memory.slots_of_pass = send(slots[:num_rows], device)
+        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)
+        logits = self._fetch(logits[:num_rows])
         for part in states:
             part.history.end(part)
         return logits

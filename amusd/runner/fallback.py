@@ -1,4 +1,4 @@
-"""Finds the fastest way to compute passes on a GPU that agrees with torch's plain operators.
+"""Finds the fastest way to compute passes on a GPU whose results agree with torch's plain operators.
 
 Fast parts are left out in this order: CUDA graphs, Triton's kernels, torch's fused attention of prompts.
 """
@@ -33,7 +33,7 @@ _LEAST_LIMIT, _LIMIT_IN_EPSILONS = 0.01, 32
 
 
 def find_way(model: ModelRunner, cache: KVCache) -> str:
-    """Leave out fast parts until results agree with plain torch, and say so in one line; returns the way in words.
+    """Leave out fast parts until results agree with plain torch's, and say which; returns the way in words.
 
     `cache` is empty before and after, and keeps the graphs captured here. Raises `AmusdError` for a lost device.
     """
@@ -88,7 +88,7 @@ def _leave_out_fused_attention() -> None:
 
 
 def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
-    """float32 [2, rows, vocab]: logits of the last rows after a prompt, and noise. Graphs are captured anew."""
+    """float32 [2, rows, vocab]: logits of a prompt's last rows, and noise. Graphs are captured anew."""
     cache.truncate(0)
     model.wipe(cache)
     cache.captured.graphs.clear()
@@ -105,8 +105,8 @@ def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
 def _difference(found: Tensor, expected: Tensor) -> float:
     """The larger difference, of logits or noise, in standard deviations of `expected`.
 
-    It is the mean over rows of the root mean square of each, since the largest row of a trained model reaches 0.08 in
-    bfloat16. 0 where `expected` is not finite, as with damaged weights.
+    It is each row's root mean square, averaged over the rows: one row of a trained model may reach 0.08 in bfloat16. 0
+    where `expected` is not finite, as with damaged weights.
     """
     if not expected.isfinite().all() or torch.equal(found, expected):
         return 0.0

@@ -1,6 +1,6 @@
 """CUDA graphs: work on fixed addresses, captured once and replayed with one launch.
 
-Captures, replays and events name their device, since the current device decides where a capture listens.
+Captures, replays and events name their device, since torch would else use the current one.
 
 References: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -31,7 +31,7 @@ _CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device 
 
 
 def run_each_time(work: Work) -> Replay:
-    """A `Capture` that captures nothing, where graphs are turned off or fail."""
+    """A `Capture` that captures nothing: graphs are turned off, or fail."""
     return work
 
 

@@ -19,22 +19,22 @@ class LoadOptions:
     """How a model computes, and where."""
 
     numerics: Numerics
-    """The rule for rows, path lengths and paths of a pass."""
+    """The rule for the rows and paths of a pass."""
     max_model_len: int
-    """Longest sequence in tokens; a lower limit of the model holds."""
+    """Longest sequence in tokens, unless the model's limit is lower."""
     dtype: str = "bfloat16"
     """Dtype of the weights: one of torch's, or `int8`, converted from float32."""
     device: str = "cpu"
     model_impl: str = "auto"
-    """`transformers`: its own code, also where the lean decoder covers the model."""
+    """`transformers`: its code computes models that the lean decoder covers, too."""
     capture: Capture | None = None
     """How passes are captured on a GPU; None on a CPU."""
     tokens_per_step: int = 1
-    """Most steps of a pass: 1, or as many tokens as a device chooses without the host."""
+    """Most steps of a pass, which a device takes without the host."""
     state_bytes: int = 0
     """Most memory for states of recurrent layers that are kept for prompts which begin alike."""
     ranks: Ranks = ALONE
-    """Those that share the model; their exchanges must be fit for `capture`."""
+    """Those that share the model; `capture` includes their exchanges."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
 
 

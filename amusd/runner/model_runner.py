@@ -1,4 +1,4 @@
-"""A causal language model on one device. It knows no candidates and no messages, and passes samplers through.
+"""A causal language model on one device. It knows no candidates and no messages.
 
 The steps of a forward pass, in order:
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.errors import DeviceError, RankLostError
+from amusd.errors import DeviceError, PeerError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
@@ -67,7 +67,8 @@ class ModelRunner:
         self._eager = None
         if self.capture is None:
             # How the sums of ranks are rounded may depend on the place of a row.
-            self._eager = EagerPasses(network, self.numerics, self.max_length, may_vary=self.ranks.size == 1)
+            fetch, is_alone = self.fetch if self.device.type == "cuda" else Tensor.cpu, self.ranks.size == 1
+            self._eager = EagerPasses(network, self.numerics, self.max_length, fetch, varies=is_alone)
 
     def new_cache(self, capacity: int, *, spare: int = 0) -> KVCache:
         """One of `new_caches`."""
@@ -97,7 +98,7 @@ class ModelRunner:
         return caches
 
     def cache_bytes(self, number: int) -> int:
-        """Memory of so many caches of the greatest length. Computes a pass, which knows the shapes."""
+        """Memory of this many caches of `max_length`. Computes a pass, since only that knows the shapes."""
         cache = self.new_cache(1)
         self.prefill((0,), cache)
         states = 0 if cache.history is None else 2 * cache.history.state_bytes
@@ -106,7 +107,7 @@ class ModelRunner:
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
-        Afterwards a captured pass of another shape is a `DeviceError`. The first call on a GPU runs `find_way`.
+        Afterwards a captured pass of another shape raises `DeviceError`. The first call on a GPU runs `find_way`.
         """
         if self.capture is not None and not self._is_prepared:
             if self.device.type == "cuda" and self.ranks.size == 1:
@@ -130,10 +131,10 @@ class ModelRunner:
     def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
         """One pass over rows of several sequences, whose caches share their memory.
 
-        A chain has 1 to `numerics.max_rows(cache.length)` tokens, by which `cache.length` moves. With `steps` it goes
-        on with the token chosen after its last row while its cache has room; the last one stays outside. Paths have up
-        to `numerics.width` rows on `numerics.tracks_at(cache.length)` tracks; the length stays until `keep`. Trees have
-        up to `numerics.width` nodes, at any length.
+        A chain has 1 to `numerics.max_rows(cache.length)` tokens, by which `cache.length` grows. Each further step
+        takes in the token chosen by the step before, while the cache has room; the last token is not taken in. Paths
+        have up to `numerics.width` rows on `numerics.tracks_at(cache.length)` tracks; the length stays until `keep`.
+        Trees have up to `numerics.width` nodes, and leave the length.
 
         A row's logits are those of its path alone. Raises `ValueError`, before any change, for what does not fit.
         """
@@ -160,7 +161,16 @@ class ModelRunner:
         `sampler`: the one that serves every sequence; None: the most likely tokens.
         """
         batch = [self._laid_out(rows) for rows in work.rows] if isinstance(work, Forward) else []
-        self.ranks.announce(work, None if sampler is None else sampler.level)
+        try:
+            self.ranks.announce(work, None if sampler is None else sampler.level)
+            return self._compute(work, batch, sampler)
+        except BaseException as error:
+            if self.ranks.rank == 0 and not isinstance(error, PeerError):  # else the ranks know that they are apart
+                self.ranks.abort()  # what the others still exchange would meet the next pass
+            raise
+
+    def _compute(self, work: Command, batch: Sequence[Rows], sampler: RowSampler | None) -> list[ModelOutput]:
+        """`batch`: the rows of a `Forward`, laid out."""
         passes = self._eager or work.cache.captured
         match work:
             case Prepare(cache, steps):
@@ -187,9 +197,9 @@ class ModelRunner:
         return []
 
     def read_features(self, batch: Sequence[tuple[KVCache, range]]) -> Sequence[Tensor]:
-        """The features of positions that caches hold, those of every drafter side by side.
+        """The features of positions that caches hold, those of all drafters side by side.
 
-        bfloat16 [rows, width] on the host; in one copy from a GPU.
+        bfloat16 [rows, width] on the host, in one copy from a GPU.
         """
         memory, device = batch[0][0].memory, self.device
         slots = [cache.first + cache.slots[positions.start : positions.stop] for cache, positions in batch]
@@ -208,7 +218,7 @@ class ModelRunner:
             stored.index_copy_(0, places, send(features, self.device).to(stored.dtype))
 
     def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
-        """The state that the sequences in the memory of `cache` share, and the number of its own sequence there."""
+        """The state that the sequences of a memory share, and the number of this cache's sequence in it."""
         memory = cache.memory
         if memory not in self._sampling:
             device = self.device if self._eager is None else "cpu"  # where logits are
@@ -256,7 +266,7 @@ class ModelRunner:
         return replace(rows, paths=paths)
 
     def _resumed(self, rows: Rows) -> Rows:
-        """The same rows after the tokens that the newest state of recurrent layers lacks."""
+        """The same rows, with the tokens before them that the newest state of recurrent layers lacks."""
         if rows.cache.history is None:
             return rows
         again = rows.cache.go_back()

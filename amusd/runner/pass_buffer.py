@@ -1,4 +1,4 @@
-"""Inputs and outputs of passes: numbers of each row and sequence, and where they lie on host and device."""
+"""Inputs and outputs of passes: numbers for each row and sequence, on host and device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TOKEN, POSITION, SLOT, PARENT, PATH = range(5)
 """A row's token id, position and slot in the memory, the slot of the token before it, and the number of its path."""
 CACHE, LENGTH, LAST_ROW = range(3)
-"""A sequence's cache, where its paths begin, and the place of its last real row."""
+"""The number of a sequence's cache, the position where its paths begin, and the place of its last real row."""
 PADDING_ID = 0
 _NO_POSITION = -1  # a padded row: it sees nothing
 
@@ -81,8 +81,8 @@ class PassInputs:
         rows        [5, places]: `TOKEN`, `POSITION`, `SLOT`, `PARENT`, `PATH`
         paths       [caches, max_rows, depth]: slots from position `LENGTH` on
 
-    A sequence's rows have neighbouring places; those of further steps follow all rows. The table, the slot of each
-    position of each cache, is a buffer of its own, since little of it changes.
+    A sequence's rows have neighbouring places; further steps follow all rows. The table has the slot of each position
+    of each cache. It is a buffer of its own, since little of it changes.
     """
 
     def __init__(self, model: ModelRunner, caches: Sequence[KVCache]) -> None:
@@ -102,6 +102,7 @@ class PassInputs:
         self._table = Pinned((number * allocated,), torch.int64, model.device)
         self._table.host[:] = np.arange(number * allocated)
         self._table.send()
+        self._unsent: list[int] = []  # entries of the table: the first and last of what changed
         # The last slots of each cache, which no token has and padding is written to.
         ends = allocated * np.arange(1, number + 1)[:, None]
         self._scratch = ends - np.arange(num_places_of_each, 0, -1)
@@ -127,7 +128,7 @@ class PassInputs:
         A sequence's places are those of its rows, then one for each of `num_further` steps.
         """
         self._write_padding(rows, sequences)
-        num_paths, changed, places = 0, list[int](), list[list[int]]()
+        num_paths, places = 0, list[list[int]]()
         for index, each in enumerate(batch):
             cache, paths, first, count = each.cache, each.paths, index * rows, len(each.token_ids)
             write_rows(self._rows, first, each)
@@ -140,11 +141,12 @@ class PassInputs:
                 self._sequences[LENGTH, index] = len(paths.prefix)
                 num_paths = index * self._max_rows + self._write_paths(index, first, each)
                 slots = paths.prefix
-            changed += self._write_table(cache, slots, is_own=paths is None or each.parents is not None)
+            self._write_table(cache, slots, is_own=paths is None or each.parents is not None)
             further = (self._first_place(step) + index for step in range(1, num_further + 1))
             places.append([*range(first, first + count), *further])
-        if changed:
-            self._table.send(slice(min(changed), max(changed) + 1))
+        if self._unsent:
+            self._table.send(slice(min(self._unsent), max(self._unsent) + 1))
+            self._unsent.clear()
         self._buffer.send(slice(self._before_paths + num_paths * self._depth))
         return places
 
@@ -183,15 +185,17 @@ class PassInputs:
             self._paths[index, number, : len(slots)] = np.add(slots, rows.cache.first)
         return num_paths
 
-    def _write_table(self, cache: KVCache, slots: npt.NDArray[np.int64], *, is_own: bool) -> list[int]:
-        """Have a cache's part of the table begin with `slots`; returns the first and last entry that changed, if any.
+    def _write_table(self, cache: KVCache, slots: npt.NDArray[np.int64], *, is_own: bool) -> None:
+        """Have a cache's part of the table begin with `slots`.
 
-        `is_own`: they are the cache's own, of which the table has `num_in_table`.
+        `is_own`: they are the cache's own, of which the table has `num_in_table`. What is written is noted first, and
+        counted last, so that a pass after an interrupt sends it.
         """
         start = cache.num_in_table if is_own else 0
-        cache.num_in_table = len(slots) if is_own else 0
+        cache.num_in_table = 0
         known = self._table.host[cache.first + start : cache.first + len(slots)]
         wanted = cache.first + slots[start:]
         changed = np.flatnonzero(known != wanted)
+        self._unsent += [cache.first + start + int(entry) for entry in (*changed[:1], *changed[-1:])]
         known[:] = wanted
-        return [cache.first + start + int(entry) for entry in (*changed[:1], *changed[-1:])]
+        cache.num_in_table = len(slots) if is_own else 0

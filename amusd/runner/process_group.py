@@ -5,9 +5,9 @@ authenticated.
 
 gloo: an exchange blocks the host, and raises when another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
-NCCL: an exchange is put on the current stream. Where another rank is gone the kernel spins, and the host may block in
-any call that needs the device. So a thread watches the links and aborts the group. torch holds a lock during an abort,
-and each exchange takes it: none may begin once a rank is lost. In CUDA graphs:
+NCCL: an exchange is put on the current stream. If another rank is gone, its kernel spins, and the host may block in any
+call that needs the device. So a thread watches the links and aborts the group. torch holds a lock during an abort, and
+each exchange takes the lock, so none may begin once a rank is lost. In CUDA graphs:
 
 - All ranks capture the same exchanges in the same order, and replay the same graph.
 - The first exchange, before any capture, makes the communicator.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 EXCHANGE_SECONDS = 60.0
 MANY_ROWS = 128
-"""From so many rows on, as prompts have, each rank adds up a share: two exchanges with fewer bytes."""
+"""From this many rows on, as prompts have, each rank adds up a share: two exchanges with fewer bytes."""
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
@@ -156,6 +156,8 @@ class ProcessGroup(Ranks):
 
     def check(self) -> None:
         """See `Ranks`."""
+        if self._is_over.is_set():
+            raise RankLostError("the ranks of the target are out of step after a failed pass: start the target anew")
         if self._is_lost:
             raise self._reason(RankLostError(f"{'rank 0' if self.rank else 'a rank'} of the target is gone"))
 

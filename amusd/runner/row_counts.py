@@ -24,7 +24,7 @@ class RowCounts:
     """Numbers of rows per call at which every row has the bits of a pass of `width` rows."""
 
     def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
-        """`max_length`: positions that the model knows; `only_width`: find no other numbers."""
+        """`max_length`: positions that the model knows; `only_width`: try no other numbers."""
         self._network = network
         self._width = width
         self._positions = torch.arange(width).clamp_(max=max_length - 1)

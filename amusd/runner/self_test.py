@@ -20,10 +20,11 @@ NEIGHBOURS = (1, 5)
 def measure_width_invariance(
     model: ModelRunner, prompt: Sequence[int], num_tokens: int, num_caches: int = 1 + len(NEIGHBOURS)
 ) -> list[float]:
-    """Largest difference of a row's logits between passes of one token and of more; 0: none.
+    """For each row, the largest difference of its logits between passes of one token and of more; 0: none.
 
-    `num_tokens` are decoded greedily one by one, then passed again in ragged blocks, among other paths, and beside
-    other sequences, over one memory of `num_caches`, for which a GPU computes rows in each pass.
+    `num_tokens` are decoded greedily one by one, then computed again in ragged blocks, among other paths, and beside
+    other sequences, over one memory of `num_caches`, for which a GPU computes rows in each pass. Raises
+    `NotFiniteError`.
     """
     several, found = model.new_caches(num_caches, len(prompt) + num_tokens)[: 1 + len(NEIGHBOURS)], list[float]()
     for caches, ways in ((several[:1], (_in_batches, _in_paths)), (several, (_in_batches,))):
@@ -31,9 +32,10 @@ def measure_width_invariance(
         caches[0].truncate(0)
         model.prefill(prompt[:-1], caches[0])
         for _ in range(num_tokens):
-            logits = model.run([Rows(tokens[-1:], caches[0])])[0].logits[0]  # [vocab]
-            expected.append(logits.clone())
-            tokens.append(int(logits.argmax()))
+            [output] = model.run([Rows(tokens[-1:], caches[0])])
+            output.check()
+            expected.append(output.logits[0].clone())  # [vocab]
+            tokens.append(int(expected[-1].argmax()))
         for pass_tokens in ways:
             caches[0].truncate(0)
             model.prefill(prompt[:-1], caches[0])

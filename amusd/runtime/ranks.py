@@ -62,6 +62,7 @@ class Leader(ProcessGroup):
 
     def announce(self, work: Command, level: Level | None) -> None:
         """See `Ranks`. Raises `PeerError` when a follower is gone."""
+        self.check()
         self._send(self._encode(work, level))
 
     def _send(self, frame: bytes) -> None:

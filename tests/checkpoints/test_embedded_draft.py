@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from full_disk import files_of_at_most
 from models import tiny
 from models.blocks import random_ids
 from passes import forward, prefilled
@@ -15,6 +16,7 @@ from amusd.checkpoints.embedded_draft import DRAFT_FILE, export_draft, load_embe
 from amusd.checkpoints.loading import load_draft_model
 from amusd.checkpoints.tokenizer import load_tokenizer, user_turn
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.errors import ConfigError
 from amusd.models.numerics import Numerics
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner, extend
@@ -65,6 +67,13 @@ def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path, monkeypatch
     assert logits.shape[-1] == SIZES["vocab_size"]
     torch.testing.assert_close(logits, expected, atol=0.1, rtol=0.05)
     assert load_tokenizer(tmp_path / "out").fingerprint == load_tokenizer(tmp_path / "target").fingerprint
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, draft_file = save_pair(tmp_path / "target")
+    monkeypatch.setattr("amusd.checkpoints.embedded_draft.DRAFT_FILE", draft_file)
+    with files_of_at_most(10_000), pytest.raises(ConfigError, match=rf"^{tmp_path / 'out'}: .+$"):
+        export_draft(tmp_path / "target", tmp_path / "out")
 
 
 def test_what_ships_is_small_and_can_end_an_answer() -> None:

@@ -15,6 +15,7 @@ from amusd.checkpoints.checkpoint import write_checkpoint
 from amusd.checkpoints.loading import is_fixed
 from amusd.checkpoints.settled import quickest_dtype, settle, settle_dtype
 from amusd.config import EngineConfig, HardwareConfig, TargetConfig
+from amusd.errors import ConfigError
 from amusd.models import linear
 
 AUTO = EngineConfig()
@@ -72,6 +73,15 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
     monkeypatch.setattr(settled, "_LEAST_BYTES", 0)
     monkeypatch.setattr(settled, "_seconds_of", lambda _, rows: seconds if rows[0].dtype is torch.float32 else 1.0)
     assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe{", b"[]", b'{"model_type": ["llama"]}'])
+def test_a_configuration_that_cannot_be_read_is_one_line(content: bytes | None, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {}, weights_of(tiny_causal_lm(tiny_config())))
+    file = tmp_path / "config.json"
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^model {tmp_path}: .*config\.json.+$"):
+        settle(EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path))), "cpu")
 
 
 SETTLED = {

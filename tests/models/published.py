@@ -67,6 +67,13 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def damage_weights(folder: Path) -> None:
+    """Make every weight NaN."""
+    file = folder / "model.safetensors"
+    weights = {name: torch.full_like(weight, torch.nan) for name, weight in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+
+
 def change_weights(file: Path, **changes: torch.Tensor | None) -> None:
     weights = load_file(file)
     for name, tensor in changes.items():

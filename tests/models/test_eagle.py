@@ -268,6 +268,12 @@ def test_what_contradicts_itself_or_lacks_something_is_refused(name: str, target
     assert "\n" not in f"{caught.value}"
 
 
+def test_nested_settings_that_are_no_object_are_one_line(target: Path, tmp_path: Path) -> None:
+    folder = save_eagle3(tmp_path / "draft", eagle3_weights(), eagle_config="none")
+    with pytest.raises(ConfigError, match=rf"^model {folder}: config\.json: .+$"):
+        read_published(folder, target, "eagle")
+
+
 @pytest.mark.parametrize("flag", ["norm_before_fc", "fc_norm"])
 def test_states_are_normed_before_fc_where_the_configuration_says_so(flag: str, target: Path, tmp_path: Path) -> None:
     weights = eagle3_weights("layers.0")

@@ -20,6 +20,7 @@ from models import tiny
 from models.blocks import check_logits, random_ids, stock_logits
 from models.published import CONFIGS, change_weights, write, write_config
 from passes import forward, prefilled
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from amusd.checkpoints.building import load_model
@@ -217,6 +218,20 @@ def twice(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "first.safetensors")
 
 
+def indexed(*names: str) -> Damage:
+    """The weights are in pickles of these names, and an index says so."""
+
+    def move(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        for name in names:
+            torch.save(weights, folder / name)
+        index = {"weight_map": {weight: name for name in names for weight in weights}}
+        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+        (folder / WEIGHTS).unlink()
+
+    return move
+
+
 BROKEN: Mapping[str, tuple[Damage, str]] = {
     "no config.json": (without("config.json"), r"no config\.json in it; a checkpoint is config\.json, \*\.safetensors"),
     "an unknown kind of model": (setting(model_type="perceptron"), "config.json: .*perceptron"),
@@ -235,6 +250,8 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "AWQ": (setting(quantization_config={"quant_method": "awq", "bits": 4}), "ImportError: .*gptqmodel"),
     "weights that are cut short": (half(WEIGHTS), f"{WEIGHTS}: "),
     "no weights": (without(WEIGHTS), f"none of {WEIGHTS}, {WEIGHTS}.index.json in it; a checkpoint is"),
+    "an index of nothing": (indexed(), r"index\.json names no file; allowed: \*\.safetensors"),
+    "an index of a pickle": (indexed("all.bin"), r"index\.json names all\.bin; allowed: \*\.safetensors"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "no tokenizer.json in it; use drafter=eagle"),
     "a tokenizer that is cut short": (half("tokenizer.json"), "its tokenizer cannot be loaded: "),
     "a damaged generation_config.json": (text("generation_config.json", '{"eos_'), "generation_config.json: "),

@@ -15,6 +15,7 @@ import torch
 import transformers
 from lines import logged
 from models.blocks import random_ids, stock_logits
+from models.published import damage_weights
 from passes import forward
 from torch import Tensor
 from transformers.quantizers import HfQuantizer, auto, register_quantization_config, register_quantizer
@@ -116,6 +117,14 @@ def test_a_model_whose_rows_depend_on_each_other_says_so_in_one_line(quantize: C
     )
     _, lines = load(folder, numerics=Numerics(width=8, fixed=False))
     assert not lines, "nothing was promised"
+
+
+def test_weights_that_are_no_numbers_are_not_taken_for_rows_that_depend_on_each_other(
+    quantize: Callable[..., Path],
+) -> None:
+    folder = quantize({"quant_method": METHOD})
+    damage_weights(folder)
+    assert load(folder)[1] == []
 
 
 def test_kernels_from_a_hub_are_out_of_reach_of_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

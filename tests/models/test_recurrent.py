@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_cuda.device import fake_cuda
 from lines import logged
+from models.published import damage_weights
 from models.recurrent_models import RECURRENT, VOCAB, config_of, noisy_model, our_model, stock_logits, stock_model
 from passes import prefilled
 
@@ -98,6 +99,11 @@ def test_a_checkpoint_is_loaded_and_tried(name: str, dtype: str, tmp_path: Path)
     assert (lines, model.network.is_recurrent, model.numerics.num_tracks) == ([], True, 1)
 
 
+def test_weights_that_are_no_numbers_are_not_taken_for_states_that_cannot_be_rolled_back(tmp_path: Path) -> None:
+    damage_weights(saved(tmp_path, "qwen3_5"))
+    assert load(tmp_path).network.is_recurrent
+
+
 @pytest.mark.parametrize("name", ["bamba", "qwen3_5"])
 def test_first_layers_are_a_model_of_their_own(name: str, tmp_path: Path) -> None:
     """Kinds of layers are a list in some configurations, and follow from other settings in others."""
@@ -109,7 +115,7 @@ def test_first_layers_are_a_model_of_their_own(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
 def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
     text = text_of(random.Random(4), 60)
-    with fake_cuda(values=True):
+    with fake_cuda(values=True) as gpus:
         stock = noisy_model(name, attention=register_attention())
         for module in stock.modules():
             for parts in (module._parameters, module._buffers):
@@ -120,7 +126,10 @@ def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
             model.prepare(cache)
             model.prefill(text[:30], cache)
         for start, count in ((30, 3), (32, 1), (33, 5)):
-            for output in model.run([Rows(text[start : start + count], cache) for cache in caches]):
+            with gpus.recorded() as part:
+                outputs = model.run([Rows(text[start : start + count], cache) for cache in caches])
+            assert (len(part.waits), part.blocking_copies) == (1, []), "a blocking copy has no deadline"
+            for output in outputs:
                 assert output.logits.device.type == "cpu", "which samples"
                 own = stock_logits(name, text)[start : start + count]
                 assert torch.allclose(output.logits, own, atol=CLOSE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -59,6 +60,22 @@ def test_a_block_chooses_what_single_tokens_choose_after_a_rollback_too(make: Ca
     cache.truncate(len(IDS))
     assert forward(model, NEXT, cache).choose() == expected
     assert cache.length == len(IDS + NEXT)
+
+
+def test_a_pass_after_an_interrupted_one_reads_the_slots_that_were_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def logits(*, interrupted: bool) -> torch.Tensor:
+        model = captured()
+        cache = prefilled(model, IDS, CAPACITY)
+        forward(model, [NEXT[0], 5, NEXT[1], NEXT[2]], cache, parents=[0, 0, 2])
+        model.keep([0, 2, 3], cache)
+        if interrupted:
+            with monkeypatch.context() as patch:
+                patch.setattr(cache.captured._inputs._table, "send", Mock(side_effect=KeyboardInterrupt))
+                with pytest.raises(KeyboardInterrupt):
+                    forward(model, NEXT[3:], cache)
+        return forward(model, NEXT[3:], cache).logits.clone()
+
+    assert torch.equal(logits(interrupted=True), logits(interrupted=False))
 
 
 @WITH_PATHS

@@ -89,6 +89,23 @@ def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monk
         assert isinstance(followers[0].exception(DEADLINE_SECONDS), RankLostError)
 
 
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError])
+def test_no_pass_follows_one_that_the_leader_broke_off(
+    failure: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with followed(tmp_path, 2, following(lambda ranks: lean_model(STOCK, ranks=ranks))) as (leader, followers):
+        model = lean_model(STOCK, ranks=leader)
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        cache = model.new_cache(8)
+        with monkeypatch.context() as patch:
+            patch.setattr(leader, "gather", Mock(side_effect=failure))
+            with pytest.raises(failure):
+                forward(model, [1, 2], cache)
+        with pytest.raises(RankLostError, match="out of step after a failed pass"):
+            forward(model, [3, 4], cache)
+        assert isinstance(followers[0].exception(DEADLINE_SECONDS), RankLostError)
+
+
 @pytest.mark.parametrize(
     ("mistake", "expected", "message"),
     [
