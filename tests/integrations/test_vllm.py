@@ -327,6 +327,12 @@ def test_a_row_beyond_the_longest_is_left_alone_and_makes_room() -> None:
     assert runner.drafts.num_open == 1
 
 
+def test_a_server_that_runs_for_weeks_keeps_no_events() -> None:
+    runner = Runner(PROMPTS[0])
+    runner.rounds(3)
+    assert runner.batch.client.recorder._recorded == []
+
+
 def test_tokens_that_were_no_candidates_count_as_none() -> None:
     runner = Runner(PROMPTS[0])
     text = np.array(TEXTS[PROMPTS[0]], np.int32)
