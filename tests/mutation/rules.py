@@ -336,6 +336,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/draft_client.py", "tests/runtime/test_batches.py tests/runtime/test_draft_client.py"): {
         "a draft that serves others is waited for in each pass": ("sequence.at_draft.waited_ns += waited_ns", "pass"),
         "an absent draft is silent": (" or self.connection.link is None", ""),
+        "a draft that is lost amid its openings is back": ("is None:  # lost again", "is False:  # lost again"),
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
         "a silent draft is told of each pass": ("if is_due or self.has_draft(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": (
