@@ -44,6 +44,8 @@ class TargetWorker:
     """The least recently used first, each with the ended sequence whose keys and values it still holds."""
     _free_observers: list[Observer] = field(init=False)
     """The most recently used last."""
+    _last_step_ns: tuple[int, int] = (0, 0)
+    """When the last step began and ended."""
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
@@ -92,6 +94,8 @@ class TargetWorker:
 
     def step(self) -> None:
         """Compute a chunk of the waiting prompts, then one pass over all sequences whose prompt is complete."""
+        start_ns = self.recorder.now_ns()
+        self._exclude_pause(start_ns)
         working = self._gather()
         if working:
             self._decide(working)
@@ -100,6 +104,7 @@ class TargetWorker:
             self._send_verdicts(outcomes)
             self._count(outcomes, times)
         self._settle()
+        self._last_step_ns = start_ns, self.recorder.now_ns()
 
     def end(self, sequence: TargetSequence) -> None:
         """End a sequence now, whatever is left of it. Idempotent."""
@@ -119,6 +124,13 @@ class TargetWorker:
         self.recorder.flush()
 
     # The steps, in their order
+
+    def _exclude_pause(self, now_ns: int) -> None:
+        """Leave the pause of a reader out of what drafting yields, except as much as the last step took."""
+        start_ns, end_ns = self._last_step_ns
+        pause_ns = now_ns - end_ns - (end_ns - start_ns)
+        for sequence in self.sequences if pause_ns > 0 else ():
+            sequence.observer.exclude(pause_ns)
 
     def _gather(self) -> list[TargetSequence]:
         """Compute prompts: one chunk of tokens over all that wait, or the whole prompt of a lone sequence.

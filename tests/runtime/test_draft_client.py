@@ -382,6 +382,18 @@ def test_a_draft_that_is_lost_amid_the_openings_is_back_for_those_alone_that_wer
     assert [sequence.metrics.num_draft_restarts for sequence in sequences] == [2, 1]
 
 
+def test_a_pause_of_the_reader_is_no_slowness_of_the_pair() -> None:
+    """Else drafting were turned off after it, since plain decoding seemed faster."""
+    target = Target()
+    request, stop = target.request(20)
+    policy = ContinuousPolicy(max_lookahead=4, tokens_per_message=1, min_candidates=0, max_wait_passes=1.0)
+    sequence = target.worker.admit(replace(request, policy=policy, drafter=None), stop)
+    for number in range(10):
+        target.worker.step()
+        target.clock.pass_by(60.0 if number == 5 else 0.0)
+    assert sequence.view.tokens_per_second == pytest.approx(1 / PASS_SECONDS, rel=0.2)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hesitant(Policy):
     def decide(self, _view: TargetView) -> Wait:
