@@ -208,7 +208,10 @@ class Connection:
             raise PeerProtocolError(f"a hello of incarnation {hello.incarnation} instead of {self._hello.incarnation}")
         check_pair(self._hello, hello, self._wanted)
         self.pid = hello.pid if source.is_here else None
-        self.on_met()
+        try:
+            self.on_met()
+        except ConfigError as error:  # what is kept of it cannot be written: no fault of the draft
+            logger.warning("%s", error)
         self.link, self._arriving, self.incarnation = link, None, hello.incarnation
         self._restarts.on_met(self.clock.now())
 
