@@ -63,6 +63,8 @@ class ProposerConfig(Settings):
         device = self.device or (self._gpu_beside(parallel) if is_here and needs_gpu else "cpu")
         why = why_missing([device]) if is_here else None
         self.require(why is None, "device", str(why))
+        last = os.sysconf("SC_NPROCESSORS_CONF") - 1
+        self.require(max(self.cores, default=0) <= last, "cores", f"this machine has the cores 0 to {last}")
         return EngineConfig(
             target=TargetConfig(kind="hf", model=model.model),
             drafters=(self.drafter,),

@@ -39,5 +39,5 @@ def pin_to(cores: set[int]) -> None:
     """Run all threads of this process on these cores, if given and possible."""
     if cores and hasattr(os, "sched_setaffinity"):
         for thread in psutil.Process().threads():
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(OSError):  # the thread has just ended, or this process may not use the cores
                 os.sched_setaffinity(thread.id, cores)
