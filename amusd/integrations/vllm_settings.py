@@ -15,6 +15,7 @@ from amusd.errors import ConfigError
 from amusd.protocol.messages import MAX_NUM_SEQS, MAX_TOKENS, Width
 from amusd.runtime.devices import count_gpus, why_missing
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, from_mapping, shown
+from amusd.transport.addresses import check_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,9 @@ class ProposerConfig(Settings):
         self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
         for part in self.drafter.stages:
             self.require(not part.can.needs_features, "drafter", "reads hidden states, which vLLM does not pass on")
+        if self.drafter.address is not None:
+            _, is_local = check_address(self.drafter.address, beyond=True, to_bind=False, key="drafter.address")
+            self.require(is_local or self.keys is not None, "keys", "required for a drafter on another machine")
         needs_gpu = vllm_config.device_config.device_type == "cuda" and self.drafter.kind != "ngram"
         is_here = self.drafter.address is None
         device = self.device or (self._gpu_beside(parallel) if is_here and needs_gpu else "cpu")
