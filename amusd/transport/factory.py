@@ -125,9 +125,12 @@ def numbered_link(config: TransportConfig, address: str, number: int, *, listens
 
 
 def check_link(config: TransportConfig, address: str, role: Role, key: str) -> str:
-    """The address as this role's end uses it; `key` names it. Raises ConfigError for one without the keys it needs."""
+    """The address of a draft that serves several targets, as this role's end uses it. Raises ConfigError.
+
+    Its port must have a number, since the draft listens anew for each target. `key`: the setting that has the address.
+    """
     is_safe = config.insecure or config.keys is not None
-    checked, _ = check_address(address, beyond=is_safe, to_bind=role == "draft", key=key)
+    checked, _ = check_address(address, beyond=is_safe, to_bind=False, key=key)
     keys_of(config, role)
     return checked
 

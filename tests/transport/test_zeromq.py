@@ -24,7 +24,7 @@ from amusd.protocol.messages import Failed
 from amusd.protocol.wire import MAX_FRAME_BYTES, encode
 from amusd.transport import zeromq
 from amusd.transport.curve import read_keys, write_keys
-from amusd.transport.factory import connect, listen, numbered_link
+from amusd.transport.factory import check_link, connect, listen, numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -143,6 +143,11 @@ def test_an_address_beyond_this_machine_needs_insecure_and_a_malformed_one_is_re
     for listens in (True, False):
         make = partial(ZeroMQTransport, address, NONCE, listens=listens, insecure=not is_remote)
         assert reason in refusal(make)
+
+
+def test_a_draft_for_several_targets_stays_at_one_port() -> None:
+    line = refusal(lambda: check_link(TransportConfig(), "tcp://127.0.0.1:0", "draft", "listen"))
+    assert line == "listen=tcp://127.0.0.1:0: expected ipc://PATH or tcp://HOST:PORT, PORT from 1 to 65535"
 
 
 # Links between machines: who has the right key is let in, nobody else. Two loopback addresses stand for two hosts.
