@@ -129,6 +129,7 @@ def check_link(config: TransportConfig, address: str, role: Role, key: str) -> s
 
     Its port must have a number, since the draft listens anew for each target. `key`: the setting that has the address.
     """
+    config.require(config.kind in ("auto", "zeromq"), "kind", f"not with {key}={address}; allowed: auto, zeromq")
     is_safe = config.insecure or config.keys is not None
     checked, _ = check_address(address, beyond=is_safe, to_bind=False, key=key)
     keys_of(config, role)
