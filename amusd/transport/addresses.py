@@ -35,13 +35,13 @@ def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "tran
 
 def address_towards(address: str) -> str:
     """This machine's own address on the route to `tcp://HOST:PORT`. Raises ConfigError without a route."""
-    there = urlsplit(address)
     try:
+        there = urlsplit(address)
         family, kind, protocol, _, place = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(place)  # a datagram socket: nothing is sent
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no host has a name like this
         raise ConfigError(f"transport.address={address}: {first_line(error)}") from None
 
 
