@@ -88,8 +88,8 @@ class Transport(Link):
         self._nonce = nonce
         self._next: Message | None = None
         """The next message, while it is not due; later ones wait in the link."""
-        self._sent_ns = 0
-        """When it was sent, on its sender's monotonic clock."""
+        self._due = 0.0
+        """When it may be received, in seconds of the clock."""
 
     def send(self, message: Message) -> None:
         """See `Link`."""
@@ -104,9 +104,8 @@ class Transport(Link):
             if self._next is None and self.clock.now() >= deadline:
                 return None
         if self.delay_seconds:
-            due = self._sent_ns / 1e9 + self.delay_seconds
-            self.clock.sleep(max(0.0, min(due, deadline) - self.clock.now()))
-            if due > deadline:
+            self.clock.sleep(max(0.0, min(self._due, deadline) - self.clock.now()))
+            if self._due > deadline:
                 return None
         message, self._next = self._next, None
         return message
@@ -129,7 +128,7 @@ class Transport(Link):
     def accept(self, frame: bytes) -> Message | None:
         """The message of a frame, or None when the frame is dropped. Raises `ConfigError` for another version's."""
         try:
-            nonce, self._sent_ns, message = wire.decode(frame)
+            nonce, sent_ns, message = wire.decode(frame)
         except PeerProtocolError as error:
             self.reject(str(error))
             return None
@@ -138,6 +137,7 @@ class Transport(Link):
         if nonce != self._nonce:
             self.reject("it belongs to another session")
             return None
+        self._due = min(sent_ns / 1e9, self.clock.now()) + self.delay_seconds  # another machine's clock may be ahead
         return message
 
     def reject(self, reason: str) -> None:
