@@ -85,7 +85,7 @@ class ZeroMQTransport(Transport):
                 self._socket.connect(checked)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"transport.address={address}: cannot be used: {error}") from error
+            raise ConfigError(f"address {address}: cannot be used: {error}") from error
 
     @property
     def is_lost(self) -> bool:
