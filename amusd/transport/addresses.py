@@ -46,7 +46,7 @@ def address_towards(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an address of this machine alone; a name, an interface or a wildcard is none."""
+    """Whether this is an IP address that only this machine can reach; False for a name, interface or wildcard."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -5,11 +5,11 @@ The memory has two areas. Each end writes its own area and maps the other one re
     offset  size  content
     0       8     written position: bytes that its owner has written into this ring since the start
     64      8     read position: bytes that its owner has read from the other end's ring since the start
-    4096    -     the ring; a record that reaches its end goes on at its beginning
+    a page  -     the ring; a record that reaches its end goes on at its beginning
 
 A record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. The writer stores the written position last, in
 one aligned store: if it is killed before, the reader sees no part of the record. CPUs other than x86 may show the
-position before the record; then the checksum is wrong, which also covers the position of the record.
+position first; until the record follows, its checksum, which covers its position too, is wrong.
 
 The reader checks every position and length that the other end has written before it uses it.
 """

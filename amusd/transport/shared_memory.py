@@ -21,11 +21,9 @@ from amusd.transport.base import CLOSED, CLOSED_BY_PEER, LOOK_SECONDS, Transport
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
 SHARED_MEMORY = "shm://"
-"""Scheme of the link's address, which is picked, never configured."""
-
-
+"""Scheme of the link's address, which no setting names."""
 MEMORY_SECONDS = 0.1
-"""How long a peer that has come may take to hand over the memory."""
+"""How long a connected peer may take to hand over the memory."""
 
 
 class SharedMemoryTransport(Transport):

@@ -60,7 +60,7 @@ class ZeroMQTransport(Transport):
         super().__init__(checked, nonce)
         self._listens = listens
         self._route = b""  # the peer's name at the listening end, once it has spoken
-        self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
+        self._peer_fds: set[int] = set()  # open connections: the peer's, or all until the peer is known
         self._is_attached = self._is_lost = self._is_closed = False
         self._next_look = self._next_give_way = 0.0  # monotonic seconds
         try:
@@ -165,7 +165,7 @@ class ZeroMQTransport(Transport):
             if not self._route:
                 return self._take_first()
             route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:  # it was the key of a peer that has sent a heartbeat and no message yet
+        except zmq.Again:  # only the name of a peer, which has sent no message yet
             return None
         if route == self._route:
             return frame
@@ -175,7 +175,7 @@ class ZeroMQTransport(Transport):
     def _take_first(self) -> bytes:
         """The first message. Its sender becomes the peer."""
         route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        self._watch_peer()  # its connection, which is older than what came over it
+        self._watch_peer()  # adds the connection over which it came, unless that has ended
         self._route, self._is_attached = route.bytes, True
         self._peer_fds &= {int(frame.get(zmq.SRCFD))}
         self._is_lost = not self._peer_fds
