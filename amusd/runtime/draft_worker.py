@@ -158,7 +158,7 @@ class DraftWorker:
             manager = RollbackManager(opening, free[last])
             manager.open()
         except PeerProtocolError as error:  # the target goes on alone
-            self._refuse(opening.sequence_id)
+            self._post(Refused(opening.sequence_id))
             warn_once(f"opened no sequence: {error}")  # the target asks again and again
             return
         del free[last]
@@ -181,12 +181,8 @@ class DraftWorker:
         try:
             return sequence.roll_back()
         except PeerProtocolError:
-            self._refuse(sequence.sequence_id)
+            self._post(Refused(sequence.sequence_id))
             return False
-
-    def _refuse(self, sequence_id: int) -> None:
-        """Tell the target that nothing is drafted for this sequence."""
-        self._post(Refused(sequence_id))
 
     def _send(self, sequence: DraftSequence) -> None:
         candidate = sequence.offer()
@@ -196,7 +192,7 @@ class DraftWorker:
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
         self._end_others(message)
         if sequence is None:
-            self._refuse(message.sequence_id)
+            self._post(Refused(message.sequence_id))
             return
         progress = sequence.progress()
         self._forget(sequence)

@@ -457,7 +457,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a draft at long work says nothing": (">= SIGN_NS", ">= 10**18"),
         "each sequence is charged a whole step": ("step_ns, begin_ns, end_ns", "step_ns, start_ns, end_ns"),
         "what a verdict prepared is not sent at once": ("if is_news:", "if False:"),
-        "an impossible verdict is answered by silence": ("\n            self._refuse(sequence.sequence_id)", ""),
+        "an impossible verdict is answered by silence": ("\n            self._post(Refused(sequence.sequence_id))", ""),
         "the first of several verdicts is followed": (".verdict = message", ".verdict = sequence.verdict or message"),
         "a step waits as long as any sequence would": ("patience = min(", "patience = max("),
         "a late message ends what began after it": ("in later if number >= begun or number in earlier", "in said"),
