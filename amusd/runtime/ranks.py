@@ -27,7 +27,7 @@ from amusd.protocol.messages import Failed, Ready
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.process_group import ProcessGroup
 from amusd.runtime.hello import failure_report, reported
-from amusd.runtime.rendezvous import Rendezvous
+from amusd.runtime.workers import Rendezvous
 from amusd.sampling.sampler import Level, RowSampler
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend

@@ -21,8 +21,8 @@ from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.ranks import Follower, Leader, follow
-from amusd.runtime.rendezvous import Rendezvous
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.workers import Rendezvous
 from amusd.tracing.recorder import Recorder
 from amusd.transport.torch_distributed import Backend
 

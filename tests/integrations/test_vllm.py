@@ -624,8 +624,14 @@ def test_the_draft_is_on_the_first_gpu_that_no_rank_of_vllm_has(
         ({"drafter": {"kind": "ngram"}, "device": "cuda:99"}, "amusd.device=cuda:99"),
         ({"drafter": {"kind": "ngram"}, "device": "gpu"}, "amusd.device=gpu: expected cpu or cuda:NUMBER"),
         ({"drafter": {"kind": "ngram"}, "max_model_len": 1}, "amusd.max_model_len=1"),
-        ({"drafter": {"kind": "hf", "address": "tcp://10.0.0.2:5"}}, "amusd.keys=None: required for a drafter on another"),
-        ({"drafter": {"kind": "ngram"}, "cores": [0, 99_999]}, "amusd.cores=[0, 99999]: this machine has the cores 0 to"),
+        (
+            {"drafter": {"kind": "hf", "address": "tcp://10.0.0.2:5"}},
+            "amusd.keys=None: required for a drafter on another",
+        ),
+        (
+            {"drafter": {"kind": "ngram"}, "cores": [0, 99_999]},
+            "amusd.cores=[0, 99999]: this machine has the cores 0 to",
+        ),
         ({"drafter": {"kind": "ngram"}, "wait": 3}, "amusd.wait=3: no such key"),
         ({"drafter": {"kind": "ngram"}, "wait_ms": math.inf}, "amusd.wait_ms"),
     ],

@@ -20,7 +20,7 @@ from torch.distributed import HashStore
 import launch.run
 from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.runtime.rendezvous import Rendezvous
+from amusd.runtime.workers import Rendezvous
 from amusd.transport.addresses import address_towards, check_address
 from launch.run import RankInfo, compose, own_device, rank_info, rendezvous_in
 from tests.launch.processes import BLOCKS, SECONDS, WAITING, begun, descendants, run, torchrun_command
