@@ -64,10 +64,11 @@ class Connection:
     """Drafters that it must have."""
     _arriving: Link | None = None
     """The link to a draft that has not said hello."""
-    _is_starting: bool = True
+    _is_started: bool = True
     """Whether the draft that is looked for has been started."""
     _restarts: Restarts = field(default_factory=Restarts)
     _gave_up: str | None = None
+    """Why no further draft is looked for."""
     _deadline: float = math.inf
     """When the draft must have said hello, in seconds of the clock."""
     _drop_at: float = math.inf
@@ -163,12 +164,12 @@ class Connection:
             source.drop()
         if self._gave_up is not None:
             return False
-        if not self._is_starting and now >= self._restarts.not_before and source.start():
-            self._is_starting, self._drop_at = True, math.inf
+        if not self._is_started and now >= self._restarts.not_before and source.start():
+            self._is_started, self._drop_at = True, math.inf
             if self.incarnation:
                 self._deadline = now + self.startup_timeout_seconds
-        if self._is_starting:
-            end = source.ended(0.0)  # before what it has said is taken in
+        if self._is_started:
+            end = source.ended(0.0)  # asked first, so that its last words are still read below
             if self._arriving is None and now >= self._restarts.not_before:
                 self._connect(source, now)
                 timeout = max(timeout, hello_seconds)
@@ -227,7 +228,7 @@ class Connection:
         assert self.source is not None
         counts = was_met or self.source.process is not None  # a server may be busy, or away for long
         self._drop_arriving()
-        self._is_starting, self._drop_at = False, self.clock.now() + FAREWELL_SECONDS
+        self._is_started, self._drop_at = False, self.clock.now() + FAREWELL_SECONDS
         self._deadline = math.inf if self.incarnation else self._deadline
         if self._gave_up is None and self._restarts.on_lost(self.clock.now(), counts=counts):
             self._gave_up = f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}"

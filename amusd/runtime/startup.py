@@ -39,7 +39,7 @@ def connect_target(
 ) -> tuple[TargetWorker, Tokenizer]:
     """Load the target, and connect it to the draft, which loads meanwhile. `drafts`: None for no draft.
 
-    What is started ends with `running`. `rendezvous`: as of `Engine.connect`. Raises `ConfigError` when the pair cannot
+    What is started ends with `running`. `rendezvous`: as in `Engine.connect`. Raises `ConfigError` if the two cannot
     work together. If no draft comes for another reason, the target starts alone.
     """
     claim_device(config, "target")

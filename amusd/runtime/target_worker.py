@@ -133,7 +133,7 @@ class TargetWorker:
             sequence.observer.exclude(pause_ns)
 
     def _gather(self) -> list[TargetSequence]:
-        """Compute prompts: one chunk of tokens over all that wait, or the whole prompt of a lone sequence.
+        """Compute one chunk of the waiting prompts, or the whole prompt of a lone sequence.
 
         Returns the sequences whose prompt is complete.
         """
