@@ -41,7 +41,7 @@ class ProposerConfig(Settings):
     min_candidates: Count = 1
     """Candidates of each row for which a pass waits, `wait_ms` at most."""
     draft_up_to_rows: Count = 16
-    """Nothing is drafted or sent while vLLM's batch has more rows."""
+    """While vLLM's batch has more rows, the draft gets no verdicts, and no row candidates."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 16
     """Rows that are drafted for at a time; further ones get no candidates."""
     max_model_len: Length | None = None
