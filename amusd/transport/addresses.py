@@ -12,7 +12,7 @@ from amusd.errors import ConfigError, first_line
 def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "transport.address") -> tuple[str, bool]:
     """An address as libzmq binds or connects it, and whether it stays on this machine. Raises ConfigError.
 
-    `beyond`: allow addresses beyond this machine. `to_bind`: allow a free port. `key`: the setting that has the address.
+    `beyond`: allow addresses beyond this machine. `to_bind`: allow a free port. `key`: the setting that names it.
     """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
