@@ -76,7 +76,7 @@ class Connection:
 
     @classmethod
     def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Connection:
-        """A connection to the drafts of `source`, which end with `running`."""
+        """Connect to the drafts of `source`, which end with `running`."""
         connection = cls(source=source, startup_timeout_seconds=config.startup_timeout_seconds)
         running.callback(source.stop)
         running.callback(connection.shut_down)
@@ -156,7 +156,7 @@ class Connection:
             self._restarts.on_accepted()
 
     def _look(self, timeout: float, hello_seconds: float = 0.0) -> bool:
-        """Take one step towards the next draft; return whether it has said hello. Raises what keeps it from that."""
+        """Take one step towards the next draft; return whether it has said hello. Raises why it cannot come."""
         source, now = self.source, self.clock.now()
         assert source is not None
         if now >= self._drop_at:

@@ -146,7 +146,7 @@ class Follower(ProcessGroup):
 
 
 def command_encoder() -> Callable[[Command, Level | None], bytes]:
-    """Return a function that encodes one leader's commands, with the memories that are gone and the sampler's level."""
+    """Return the encoder of one leader, whose frames also hold the freed memories and the sampler's level."""
     count = itertools.count(1)
     memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
     dropped: list[int] = []

@@ -189,7 +189,7 @@ class TargetWorker:
             self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, reason=decision.reason)
 
     def _verify(self, working: Sequence[TargetSequence]) -> tuple[Sequence[ModelOutput], PassTimes]:
-        """Run one pass over the committed last token and the candidates of each sequence; an output for each."""
+        """Run one pass over the last token and the candidates of each sequence; return an output for each."""
         start_ns = self.recorder.now_ns()
         outputs = self.model.run([sequence.begin() for sequence in working])
         num_rows = sum(len(sequence.block.token_ids) for sequence in working)
@@ -219,7 +219,7 @@ class TargetWorker:
         return outcomes
 
     def _send_verdicts(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
-        """Send the verdicts of all sequences at once, so that the draft's next step is for all of them."""
+        """Send all verdicts at once, so that the draft's next step is for all sequences."""
         going_on = [each for each in outcomes if each.finish_reason is None and each.decision.sends_verdict]
         self._send_features(going_on)
         for sequence in going_on:

@@ -93,7 +93,7 @@ class Rings:
         return True
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether frames of so many bytes, of the largest size, fit. Raises PeerLostError."""
+        """Whether `num_bytes`, in frames of the largest size, fit. Raises PeerLostError."""
         taken = num_bytes + (1 + num_bytes // MAX_FRAME_BYTES) * _record_bytes(0)
         return self._written + taken - self._read_position() <= _ring_bytes(self._own)
 
@@ -129,7 +129,7 @@ class Rings:
         return frame
 
     def _fail(self, reason: str) -> NoReturn:
-        """Treat the other end as lost, because it has written what is impossible."""
+        """Treat the other end as lost, for it has written something impossible."""
         self._failure = reason
         raise PeerLostError(reason)
 

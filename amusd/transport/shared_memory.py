@@ -78,7 +78,7 @@ class SharedMemoryTransport(Transport):
         return None
 
     def send_frame(self, frame: bytes) -> None:
-        """Put bytes into the ring. Raises PeerLostError."""
+        """See `Transport`."""
         self._admit()
         if self._loss is not None or self._rings is None:
             raise PeerLostError(self._loss or "no peer has come")
@@ -99,7 +99,7 @@ class SharedMemoryTransport(Transport):
             return True  # `send` says what is wrong
 
     def receive_frame(self, timeout: float) -> bytes | None:
-        """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        """See `Transport`."""
         if self._is_closed:
             raise PeerLostError(self._loss)
         deadline = time.monotonic() + timeout
@@ -118,7 +118,7 @@ class SharedMemoryTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """Release everything. Idempotent; never raises; the peer keeps what was sent to it."""
+        """See `Link`. The peer keeps what was sent to it."""
         if self._is_closed:
             return
         self._is_closed = True

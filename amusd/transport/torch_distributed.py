@@ -112,7 +112,7 @@ class TorchDistributedTransport(Transport):
         self._sender.start()
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue bytes. Raises PeerLostError."""
+        """See `Transport`."""
         if self._loss is not None:
             raise PeerLostError(self._loss)
         try:
@@ -125,7 +125,7 @@ class TorchDistributedTransport(Transport):
         return self._outbox.qsize() < MAX_WAITING
 
     def receive_frame(self, timeout: float) -> bytes | None:
-        """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        """See `Transport`."""
         if self._is_closing:
             raise PeerLostError(CLOSED)
         try:
@@ -138,7 +138,7 @@ class TorchDistributedTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """Release everything, soon after `CLOSE_SECONDS`. Idempotent; never raises."""
+        """See `Link`. Takes little more than `CLOSE_SECONDS`."""
         if self._is_closing:
             return
         self._is_closing = True

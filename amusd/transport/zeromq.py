@@ -94,7 +94,7 @@ class ZeroMQTransport(Transport):
         return self._is_lost
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue bytes. Raises PeerLostError."""
+        """See `Transport`."""
         if time.monotonic() >= self._next_look:
             self._watch_peer()
         if self._listens and not self._route:
@@ -107,7 +107,7 @@ class ZeroMQTransport(Transport):
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def receive_frame(self, timeout: float) -> bytes | None:
-        """The next bytes, or None after `timeout` seconds (0 polls). Raises PeerLostError."""
+        """See `Transport`."""
         if self._is_closed:
             raise PeerLostError(CLOSED)
         deadline = time.monotonic() + timeout
@@ -124,7 +124,7 @@ class ZeroMQTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """Release everything, at most `CLOSE_SECONDS` later. Idempotent; never raises."""
+        """See `Link`. Takes at most `CLOSE_SECONDS`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -137,7 +137,7 @@ class ZeroMQTransport(Transport):
         self._socket.context.term()  # returns when the last message has left or lingered long enough
 
     def drop(self) -> None:
-        """Close without waiting for the last messages to leave."""
+        """See `Link`."""
         self._is_lost = True
         self.close()
 
