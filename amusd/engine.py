@@ -30,11 +30,10 @@ from amusd.logs import logger
 from amusd.policies.factory import check_sampling, choose_policy, choose_schedule, policy_name
 from amusd.runtime.devices import device_of
 from amusd.runtime.draft_process import DraftSource
-from amusd.runtime.rendezvous import Rendezvous
 from amusd.runtime.startup import connect_target
 from amusd.runtime.target_worker import TargetWorker
 from amusd.runtime.verifier import Request
-from amusd.runtime.workers import start_workers
+from amusd.runtime.workers import Rendezvous, start_workers
 from amusd.sampling.stopping import StopChecker
 from amusd.settings import Settings, check_kind, from_mapping, shown
 from amusd.tracing.recorder import Recorder

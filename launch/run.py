@@ -44,8 +44,7 @@ from amusd.huge_pages import restart_with_huge_pages
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, link_devices, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftProcess, DraftSource
-from amusd.runtime.rendezvous import Rendezvous
-from amusd.runtime.workers import check_workers
+from amusd.runtime.workers import Rendezvous, check_workers
 from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, check_address, is_loopback
 from amusd.transport.factory import address_in

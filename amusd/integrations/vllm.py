@@ -140,7 +140,7 @@ class Batch:
         return found
 
     def _candidates(self, row: _Row | None) -> list[int]:
-        """The likeliest path, cut where its chance falls below `min_chance`; a chain has no weights and is not cut."""
+        """The likeliest path, cut where its chance falls below `min_chance`. A chain, without weights, is not cut."""
         if row is None:
             return []
         candidates, weights = row.session.candidates, row.session.weights
@@ -183,7 +183,7 @@ class Batch:
         return row
 
     def _matched(self, texts: Sequence[Ids]) -> list[_Row | None]:
-        """The sequence of each row: that of the same index if it fits, else the longest that does. Others close."""
+        """Each row's sequence: that of its index if it fits, else the longest that does. All others are closed."""
         rows: list[_Row | None] = [None] * len(texts)
         left = {index: row for index, row in enumerate(self._rows) if row is not None}
         for index, text in enumerate(texts):

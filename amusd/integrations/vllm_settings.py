@@ -15,6 +15,7 @@ from amusd.errors import ConfigError
 from amusd.protocol.messages import MAX_NUM_SEQS, MAX_TOKENS, Width
 from amusd.runtime.devices import count_gpus, why_missing
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, from_mapping, shown
+from amusd.transport.addresses import check_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class ProposerConfig(Settings):
     min_candidates: Count = 1
     """Candidates of each row for which a pass waits, `wait_ms` at most."""
     draft_up_to_rows: Count = 16
-    """Nothing is drafted or sent while vLLM's batch has more rows."""
+    """While vLLM's batch has more rows, the draft gets no verdicts, and no row candidates."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 16
     """Rows that are drafted for at a time; further ones get no candidates."""
     max_model_len: Length | None = None
@@ -58,11 +59,16 @@ class ProposerConfig(Settings):
         self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
         for part in self.drafter.stages:
             self.require(not part.can.needs_features, "drafter", "reads hidden states, which vLLM does not pass on")
+        if self.drafter.address is not None:
+            _, is_local = check_address(self.drafter.address, beyond=True, to_bind=False, key="drafter.address")
+            self.require(is_local or self.keys is not None, "keys", "required for a drafter on another machine")
         needs_gpu = vllm_config.device_config.device_type == "cuda" and self.drafter.kind != "ngram"
         is_here = self.drafter.address is None
         device = self.device or (self._gpu_beside(parallel) if is_here and needs_gpu else "cpu")
         why = why_missing([device]) if is_here else None
         self.require(why is None, "device", str(why))
+        last = os.sysconf("SC_NPROCESSORS_CONF") - 1
+        self.require(max(self.cores, default=0) <= last, "cores", f"this machine has the cores 0 to {last}")
         return EngineConfig(
             target=TargetConfig(kind="hf", model=model.model),
             drafters=(self.drafter,),

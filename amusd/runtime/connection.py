@@ -66,10 +66,11 @@ class Connection:
     """Drafters that it must have."""
     _arriving: Link | None = None
     """The link to a draft that has not said hello."""
-    _is_starting: bool = True
+    _is_started: bool = True
     """Whether the draft that is looked for has been started."""
     _restarts: Restarts = field(default_factory=Restarts)
     _gave_up: str | None = None
+    """Why no further draft is looked for."""
     _deadline: float = math.inf
     """When the draft must have said hello, in seconds of the clock."""
     _drop_at: float = math.inf
@@ -77,7 +78,7 @@ class Connection:
 
     @classmethod
     def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Connection:
-        """A connection to the drafts of `source`, which end with `running`."""
+        """Connect to the drafts of `source`, which end with `running`."""
         connection = cls(source=source, startup_timeout_seconds=config.startup_timeout_seconds)
         running.callback(source.stop)
         running.callback(connection.shut_down)
@@ -157,7 +158,7 @@ class Connection:
             self._restarts.on_accepted()
 
     def _look(self, timeout: float, hello_seconds: float = 0.0) -> bool:
-        """Take one step towards the next draft; return whether it has said hello. Raises what keeps it from that."""
+        """Take one step towards the next draft; return whether it has said hello. Raises why it cannot come."""
         source, now = self.source, self.clock.now()
         assert source is not None
         if now >= self._drop_at:
@@ -165,12 +166,12 @@ class Connection:
             source.drop()
         if self._gave_up is not None:
             return False
-        if not self._is_starting and now >= self._restarts.not_before and source.start():
-            self._is_starting, self._drop_at = True, math.inf
+        if not self._is_started and now >= self._restarts.not_before and source.start():
+            self._is_started, self._drop_at = True, math.inf
             if self.incarnation:
                 self._deadline = now + self.startup_timeout_seconds
-        if self._is_starting:
-            end = source.ended(0.0)  # before what it has said is taken in
+        if self._is_started:
+            end = source.ended(0.0)  # asked first, so that its last words are still read below
             if self._arriving is None and now >= self._restarts.not_before:
                 self._connect(source, now)
                 timeout = max(timeout, hello_seconds)
@@ -210,7 +211,10 @@ class Connection:
             raise PeerProtocolError(f"a hello of incarnation {hello.incarnation} instead of {self._hello.incarnation}")
         check_pair(self._hello, hello, self._wanted)
         self.pid, self.chains = hello.pid if source.is_here else None, hello.chains
-        self.on_met()
+        try:
+            self.on_met()
+        except ConfigError as error:  # what is kept of it cannot be written: no fault of the draft
+            logger.warning("%s", error)
         self.link, self._arriving, self.incarnation = link, None, hello.incarnation
         self._restarts.on_met(self.clock.now())
 
@@ -226,7 +230,7 @@ class Connection:
         assert self.source is not None
         counts = was_met or self.source.process is not None  # a server may be busy, or away for long
         self._drop_arriving()
-        self._is_starting, self._drop_at = False, self.clock.now() + FAREWELL_SECONDS
+        self._is_started, self._drop_at = False, self.clock.now() + FAREWELL_SECONDS
         self._deadline = math.inf if self.incarnation else self._deadline
         if self._gave_up is None and self._restarts.on_lost(self.clock.now(), counts=counts):
             self._gave_up = f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}"

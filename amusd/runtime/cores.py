@@ -21,7 +21,7 @@ def allowed_cores() -> list[int]:
 def cores_for(
     role: Role, allowed: list[int], hardware: HardwareConfig, *, rank: int = 0, num_target_ranks: int = 1
 ) -> set[int]:
-    """The first cores for the target's ranks, the last for the draft; none where they would share."""
+    """A worker's cores: the first ones for the target's ranks, the last for the draft; empty if any would be shared."""
     count = hardware.num_threads
     if not hardware.pin_cores or len(allowed) < (num_target_ranks + 1) * count:
         return set()
@@ -39,5 +39,5 @@ def pin_to(cores: set[int]) -> None:
     """Run all threads of this process on these cores, if given and possible."""
     if cores and hasattr(os, "sched_setaffinity"):
         for thread in psutil.Process().threads():
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(OSError):  # the thread has just ended, or this process may not use the cores
                 os.sched_setaffinity(thread.id, cores)

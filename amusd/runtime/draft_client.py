@@ -88,9 +88,11 @@ class DraftClient:
         if not self.connection.find_next(self.hello_seconds):
             return False
         for number, sequence in sorted(self._sequences.items(), key=lambda pair: -pair[1].session.remaining):
+            self._attach(sequence)
+            if self.connection.link is None:  # lost again: neither this sequence nor the rest was opened
+                return False
             if sequence.has_lost_draft:
                 self.recorder.instant("draft_back", number, incarnation=self.connection.incarnation)
-            self._attach(sequence)
             sequence.find_draft()
         return True
 

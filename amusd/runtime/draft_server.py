@@ -45,10 +45,10 @@ class Offer(NamedTuple):
 
 
 def prepare(config: EngineConfig) -> Offer | None:
-    """Load what forked draft processes share; None if each has to load for itself.
+    """Load what forked draft processes share; None if each process has to load for itself.
 
-    Each has to on a GPU, which does not survive a fork, and with an inner drafter on another device. After a failure it
-    loads again, to report it.
+    It has to on a GPU, whose context does not survive a fork, with an inner drafter on another device, and after an
+    error, which it reports.
     """
     has_others = any(drafter.inner_device is not None for drafter in config.drafters)
     if device_of(config, "draft") != "cpu" or has_others or not sys.platform.startswith("linux"):

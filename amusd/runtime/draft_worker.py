@@ -1,4 +1,6 @@
-"""The draft's loop: receive, roll back, propose, send. It waits only if no sequence has room to run ahead.
+"""The draft's loop: receive, roll back, propose, send.
+
+It waits for messages if no sequence has room to run ahead, and for a verdict that is due before a step would end.
 
 A sequence lives from its `Open` to its `Close`, and a number is used once. Both messages list the numbers that are not
 over, so a lost `Close` does no harm.
@@ -158,7 +160,7 @@ class DraftWorker:
             manager = RollbackManager(opening, free[last])
             manager.open()
         except PeerProtocolError as error:  # the target goes on alone
-            self._refuse(opening.sequence_id)
+            self._post(Refused(opening.sequence_id))
             warn_once(f"opened no sequence: {error}")  # the target asks again and again
             return
         del free[last]
@@ -181,12 +183,8 @@ class DraftWorker:
         try:
             return sequence.roll_back()
         except PeerProtocolError:
-            self._refuse(sequence.sequence_id)
+            self._post(Refused(sequence.sequence_id))
             return False
-
-    def _refuse(self, sequence_id: int) -> None:
-        """Tell the target that nothing is drafted for this sequence."""
-        self._post(Refused(sequence_id))
 
     def _send(self, sequence: DraftSequence) -> None:
         candidate = sequence.offer()
@@ -196,7 +194,7 @@ class DraftWorker:
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
         self._end_others(message)
         if sequence is None:
-            self._refuse(message.sequence_id)
+            self._post(Refused(message.sequence_id))
             return
         progress = sequence.progress()
         self._forget(sequence)
@@ -210,13 +208,14 @@ class DraftWorker:
         self._last_sent_ns = self.recorder.now_ns()
 
     def _end_others(self, message: Open | Close) -> None:
-        """End the other sequences that are over by what messages have said so far.
+        """End all other sequences that messages have said are over.
 
-        Numbers increase, and what is over stays so: a message is true whenever it comes.
+        Numbers increase, and an ended sequence stays ended, so a late message is still true.
         """
         said = frozenset(message.not_over)
         earlier, later = sorted((self._not_over, said), key=lambda numbers: max(numbers, default=0))
         begun = max(earlier, default=0)
+        # what could be named by both is open only if both name it
         self._not_over = frozenset(number for number in later if number >= begun or number in earlier)
         for number, sequence in tuple(self._sequences.items()):
             if number != message.sequence_id and self._is_over(number):

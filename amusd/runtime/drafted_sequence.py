@@ -13,7 +13,7 @@ from amusd.runtime.patience import DraftState
 
 
 class DraftedSequence:
-    """The state of its protocol, and its state at the present draft."""
+    """A sequence's session, and its state at the present draft."""
 
     before: DraftedSequence | None = None
     """An ended sequence whose keys and values may serve this one."""
@@ -35,8 +35,8 @@ class DraftedSequence:
     ) -> None:
         """`token_ids`: the prompt, of ids in `[0, vocab_size)`.
 
-        `wish`: what `opening` completes; one that names no drafter wants no draft. `max_silence_seconds`: how long the
-        draft may be waited for in all.
+        `wish`: an `Open` that `opening` completes; without a drafter's name the sequence wants no draft.
+        `max_silence_seconds`: the longest sum of waits for a draft that says nothing.
         """
         self.wish, self.max_silence_seconds = wish, max_silence_seconds
         self.session = TargetSession(

@@ -57,7 +57,7 @@ class DraftState:
     """State of one sequence at the present draft, and the times of reminders while the draft is silent."""
 
     def __init__(self, now_ns: int, first_ns: int, incarnation: int) -> None:
-        """A draft of this `incarnation` is told now; then after `first_ns`, twice that, and so on."""
+        """The draft of this `incarnation` is told at `now_ns`, and reminded after `first_ns`, twice that, and so on."""
         self.incarnation = incarnation
         self.is_answered = False
         """Whether the draft ever answered, and so has its opening."""

@@ -27,7 +27,7 @@ from amusd.protocol.messages import Failed, Ready
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.process_group import ProcessGroup
 from amusd.runtime.hello import failure_report, reported
-from amusd.runtime.rendezvous import Rendezvous
+from amusd.runtime.workers import Rendezvous
 from amusd.sampling.sampler import Level, RowSampler
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
@@ -147,7 +147,7 @@ class Follower(ProcessGroup):
 
 
 def command_encoder() -> Callable[[Command, Level | None], bytes]:
-    """Return a function that encodes one leader's commands, with the memories that are gone and the sampler's level."""
+    """Return the encoder of one leader, whose frames also hold the freed memories and the sampler's level."""
     count = itertools.count(1)
     memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
     dropped: list[int] = []

@@ -87,7 +87,7 @@ class RollbackManager:
         return transition
 
     def take_features(self) -> None:
-        """Give the drafter `features` of committed tokens; impossible ones are dropped."""
+        """Give the drafter the features of committed tokens. Impossible ones are dropped."""
         due = [message for message in self.features if message.end <= self.session.base]
         self.features = [message for message in self.features if message.end > self.session.base]
         for message in due if due and self._has_room() else ():

@@ -21,8 +21,8 @@ from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.ranks import Follower, Leader, follow
-from amusd.runtime.rendezvous import Rendezvous
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.workers import Rendezvous
 from amusd.tracing.recorder import Recorder
 from amusd.transport.torch_distributed import Backend
 
@@ -39,7 +39,7 @@ def connect_target(
 ) -> tuple[TargetWorker, Tokenizer]:
     """Load the target, and connect it to the draft, which loads meanwhile. `drafts`: None for no draft.
 
-    What is started ends with `running`. `rendezvous`: as of `Engine.connect`. Raises `ConfigError` when the pair cannot
+    What is started ends with `running`. `rendezvous`: as in `Engine.connect`. Raises `ConfigError` if the two cannot
     work together. If no draft comes for another reason, the target starts alone.
     """
     claim_device(config, "target")

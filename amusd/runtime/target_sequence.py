@@ -109,7 +109,7 @@ class TargetSequence(DraftedSequence):
         return max(0, min(followed.at_draft.num_features, shared))
 
     def receive(self, message: Candidate) -> Reception:
-        """Take in the draft's candidates. Raises `PeerProtocolError` for what no correct draft sends."""
+        """See `DraftedSequence`."""
         draft_probs: Sequence[Any] = ()
         try:
             if message.draft_probs:

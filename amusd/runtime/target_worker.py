@@ -44,6 +44,8 @@ class TargetWorker:
     """The least recently used first, each with the ended sequence whose keys and values it still holds."""
     _free_observers: list[Observer] = field(init=False)
     """The most recently used last."""
+    _last_step_ns: tuple[int, int] = (0, 0)
+    """When the last step began and ended."""
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
@@ -92,6 +94,8 @@ class TargetWorker:
 
     def step(self) -> None:
         """Compute a chunk of the waiting prompts, then one pass over all sequences whose prompt is complete."""
+        start_ns = self.recorder.now_ns()
+        self._exclude_pause(start_ns)
         working = self._gather()
         if working:
             self._decide(working)
@@ -100,6 +104,7 @@ class TargetWorker:
             self._send_verdicts(outcomes)
             self._count(outcomes, times)
         self._settle()
+        self._last_step_ns = start_ns, self.recorder.now_ns()
 
     def end(self, sequence: TargetSequence) -> None:
         """End a sequence now, whatever is left of it. Idempotent."""
@@ -120,8 +125,15 @@ class TargetWorker:
 
     # The steps, in their order
 
+    def _exclude_pause(self, now_ns: int) -> None:
+        """Leave the pause of a reader out of what drafting yields, except as much as the last step took."""
+        start_ns, end_ns = self._last_step_ns
+        pause_ns = now_ns - end_ns - (end_ns - start_ns)
+        for sequence in self.sequences if pause_ns > 0 else ():
+            sequence.observer.exclude(pause_ns)
+
     def _gather(self) -> list[TargetSequence]:
-        """Compute prompts: one chunk of tokens over all that wait, or the whole prompt of a lone sequence.
+        """Compute one chunk of the waiting prompts, or the whole prompt of a lone sequence.
 
         Returns the sequences whose prompt is complete.
         """
@@ -177,7 +189,7 @@ class TargetWorker:
             self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, reason=decision.reason)
 
     def _verify(self, working: Sequence[TargetSequence]) -> tuple[Sequence[ModelOutput], PassTimes]:
-        """Run one pass over the committed last token and the candidates of each sequence; an output for each."""
+        """Run one pass over the last token and the candidates of each sequence; return an output for each."""
         start_ns = self.recorder.now_ns()
         outputs = self.model.run([sequence.begin() for sequence in working])
         num_rows = sum(len(sequence.block.token_ids) for sequence in working)
@@ -207,7 +219,7 @@ class TargetWorker:
         return outcomes
 
     def _send_verdicts(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
-        """Send the verdicts of all sequences at once, so that the draft's next step is for all of them."""
+        """Send all verdicts at once, so that the draft's next step is for all sequences."""
         going_on = [each for each in outcomes if each.finish_reason is None and each.decision.sends_verdict]
         self._send_features(going_on)
         for sequence in going_on:

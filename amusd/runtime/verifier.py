@@ -63,7 +63,7 @@ class Verifier:
             self._sampler = make(distribution, state, request.prompt, sequence=number, is_scored=is_scored)
 
     def begin(self, session: TargetSession, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
-        """The next block; with alternatives, up to `breadth` candidates of a position, where the pass has room."""
+        """The next block, with up to `breadth` candidates of a position, as far as the pass has room."""
         if self._sampler is not None and self._sampler.needs_context:
             self._sampler.see(session.committed)
         if breadth > 1:
@@ -81,7 +81,7 @@ class Verifier:
         return Rows(block.token_ids, self._cache, wanted, parents)
 
     def judge_again(self, session: TargetSession, block: Block) -> Acceptance:
-        """Judge by another pass without candidates, which changes no token and overwrites the last logits."""
+        """Judge by another pass, without candidates. No token changes; the last pass's logits are overwritten."""
         cache = self._cache
         cache.truncate(block.start)
         self._model.wipe(cache)
@@ -98,7 +98,7 @@ class Verifier:
             ) from None
 
     def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
-        """The tokens that a pass over `block` commits; on one path also a candidate that came during it.
+        """The tokens that a pass over `block` commits. Without alternatives, a candidate that came late is judged too.
 
         Raises `NotFiniteError` if a logit that counts is not finite.
         """

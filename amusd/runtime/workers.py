@@ -5,20 +5,52 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, RankLostError
 from amusd.files import CONFIG_JSON, TOKENIZER, check_checkpoint, make_socket_folder
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftSource
-from amusd.runtime.rendezvous import Rendezvous
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.factory import check_link
+
+
+@dataclass(eq=False)
+class Rendezvous:
+    """Where the ranks of one target meet, and the processes of those that were started here. For several threads."""
+
+    address: str
+    """A private folder on one machine, else `tcp://HOST:PORT`, where rank R uses port PORT + R."""
+    host: str = "127.0.0.1"
+    """This machine's address, for gloo."""
+    store: Any = None
+    """Torch's store, for the process group; None: a file in the folder."""
+    others: Sequence[ForkServer] = ()
+    """Processes of ranks 1 and up, if they were started here: `stop` ends them and removes the folder."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks that were started here."""
+        return [other.pid for other in self.others]
+
+    def failure(self, rank: int, timeout: float, /) -> RankLostError | None:
+        """The error of a rank's process that was started here and fails within `timeout` seconds; None: it did not."""
+        end = self.others[rank - 1].ended(timeout) if self.others else None
+        return RankLostError(end.in_words(f"rank {rank} of the target")) if end is not None and end.code else None
+
+    def stop(self) -> None:
+        """End the processes of ranks that were started here. Idempotent."""
+        for other in self.others:
+            other.close()
+        if self.others:
+            shutil.rmtree(self.address, ignore_errors=True)
 
 
 def start_workers(config: EngineConfig) -> tuple[EngineConfig, DraftSource | None, Rendezvous | None]:

@@ -32,7 +32,7 @@ class Recorder:
     def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:
         """`events`: a format string for the folder of a run's events, such as `/sweep/{run}/events` (`as_format`).
 
-        None: events go to no file, and `flush` forgets them.
+        None: events go to listeners alone.
         """
         self.role = role
         self.now_ns = clock.now_ns
@@ -48,7 +48,8 @@ class Recorder:
     def span(self, name: EventName, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
         event = EVENT_CLASSES[name](name, start_ns, end_ns, sequence_id, **fields)
-        self._recorded.append(event)
+        if self.events_path is not None:
+            self._recorded.append(event)
         for listener in self.listeners:
             listener(event)
 

@@ -12,7 +12,7 @@ from amusd.errors import ConfigError, first_line
 def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "transport.address") -> tuple[str, bool]:
     """An address as libzmq binds or connects it, and whether it stays on this machine. Raises ConfigError.
 
-    `beyond`: allow addresses beyond this machine. `key`: what names the address.
+    `beyond`: allow addresses beyond this machine. `to_bind`: allow a free port. `key`: the setting that names it.
     """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
@@ -21,8 +21,8 @@ def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "tran
     is_number = port.isascii() and port.isdigit() and (0 if to_bind else 1) <= int(port) <= 65535
     is_port = is_number or (to_bind and port == "*")
     if scheme != "tcp" or not host or not is_port:
-        expected = "ipc://PATH or tcp://HOST:PORT, PORT from 1 to 65535, or * where it listens at a free one"
-        raise ConfigError(f"{key}={address}: expected {expected}")
+        free = ", or * for a free one" if to_bind else ""
+        raise ConfigError(f"{key}={address}: expected ipc://PATH or tcp://HOST:PORT, PORT from 1 to 65535{free}")
     if host == "localhost":
         host = "127.0.0.1"  # libzmq binds to no host names
     is_local = is_loopback(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
@@ -35,18 +35,18 @@ def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "tran
 
 def address_towards(address: str) -> str:
     """This machine's own address on the route to `tcp://HOST:PORT`. Raises ConfigError without a route."""
-    there = urlsplit(address)
     try:
+        there = urlsplit(address)
         family, kind, protocol, _, place = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(place)  # a datagram socket: nothing is sent
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no host has a name like this
         raise ConfigError(f"transport.address={address}: {first_line(error)}") from None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an address of this machine alone; a name, an interface or a wildcard is none."""
+    """Whether this is an IP address that only this machine can reach; False for a name, interface or wildcard."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

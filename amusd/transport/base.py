@@ -19,7 +19,7 @@ from amusd.protocol.messages import Message
 MAX_QUEUED_MESSAGES = 10_000
 """A peer with more unread messages counts as lost."""
 SPIN_SECONDS = 0.002
-"""How long a receiver polls before it sleeps: about a fast drafter's token."""
+"""How long a receiver polls before it sleeps: about the time of a fast drafter's token."""
 LOOK_SECONDS = 0.001
 """Interval at which a busy end checks that its peer is still there."""
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -63,11 +63,11 @@ class Link(Protocol):
         """Release everything. Idempotent; never raises; later uses raise `PeerLostError`."""
 
     def drop(self) -> None:
-        """Close a link that is of no more use, without waiting for what is not sent yet."""
+        """Close at once, without waiting until all is sent."""
         self.close()
 
     def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - some links count messages, not bytes
-        """Whether so many bytes can be queued before the peer reads more; says nothing of a loss."""
+        """Whether so many bytes can be queued before the peer reads more. A loss does not show here."""
         return True
 
 
@@ -80,7 +80,7 @@ class Transport(Link):
     """The answer of a ZeroMQ link to anyone but its peer; None: no answer."""
     clock = MONOTONIC
     delay_seconds = 0.0
-    """Least time from a message's sending to its receipt, on one machine, whose processes share a clock."""
+    """Least time from sending to receipt, between processes of one machine, which share a clock."""
 
     def __init__(self, address: str, nonce: int | None) -> None:
         """`nonce`: 64-bit number of the session; frames with another one are dropped. None: that of the first frame."""
@@ -88,8 +88,8 @@ class Transport(Link):
         self._nonce = nonce
         self._next: Message | None = None
         """The next message, while it is not due; later ones wait in the link."""
-        self._sent_ns = 0
-        """When it was sent, on its sender's monotonic clock."""
+        self._due = 0.0
+        """When it may be received, in seconds of the clock."""
 
     def send(self, message: Message) -> None:
         """See `Link`."""
@@ -104,9 +104,8 @@ class Transport(Link):
             if self._next is None and self.clock.now() >= deadline:
                 return None
         if self.delay_seconds:
-            due = self._sent_ns / 1e9 + self.delay_seconds
-            self.clock.sleep(max(0.0, min(due, deadline) - self.clock.now()))
-            if due > deadline:
+            self.clock.sleep(max(0.0, min(self._due, deadline) - self.clock.now()))
+            if self._due > deadline:
                 return None
         message, self._next = self._next, None
         return message
@@ -117,10 +116,7 @@ class Transport(Link):
 
     @abstractmethod
     def receive_frame(self, timeout: float) -> bytes | None:
-        """The next bytes, or None after `timeout` seconds (0 polls).
-
-        Raises `PeerLostError` once the peer is gone and all that it sent was handed over.
-        """
+        """The next bytes, or None after `timeout` seconds (0 polls). Raises `PeerLostError` as `receive`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -129,7 +125,7 @@ class Transport(Link):
     def accept(self, frame: bytes) -> Message | None:
         """The message of a frame, or None when the frame is dropped. Raises `ConfigError` for another version's."""
         try:
-            nonce, self._sent_ns, message = wire.decode(frame)
+            nonce, sent_ns, message = wire.decode(frame)
         except PeerProtocolError as error:
             self.reject(str(error))
             return None
@@ -138,6 +134,7 @@ class Transport(Link):
         if nonce != self._nonce:
             self.reject("it belongs to another session")
             return None
+        self._due = min(sent_ns / 1e9, self.clock.now()) + self.delay_seconds  # another machine's clock may be ahead
         return message
 
     def reject(self, reason: str) -> None:

@@ -82,7 +82,7 @@ def read_keys(folder: Path, role: Role) -> Keys:
 
 
 def _read(path: Path) -> tuple[bytes, bytes]:
-    """Public key and secret one, which is empty in a public file. Raises ConfigError, without quoting the file."""
+    """Public and secret key of a file; the secret is empty in a `.key` file. Raises ConfigError, without quoting it."""
     try:
         public, secret = load_certificate(path)
     except (OSError, ValueError, IndexError):

@@ -66,7 +66,7 @@ def address_in(folder: str, config: TransportConfig, devices: tuple[str, str] = 
 
 
 def is_removed(address: str) -> bool:
-    """Whether the private folder of this socket file is gone, and so the process that made it."""
+    """Whether the folder of this socket file is gone: the process that made it has ended."""
     scheme, _, path = address.partition("://")
     return scheme != "tcp" and not Path(path).parent.exists()
 
@@ -108,9 +108,9 @@ def _end(
 
 
 def numbered_link(config: TransportConfig, address: str, number: int, *, listens: bool) -> ZeroMQTransport:
-    """One end of a link between two ranks of the target, both of which prove that they own the target's key.
+    """One end of a link between two ranks of the target. With keys, both ends prove over TCP to own the target's.
 
-    `address`: a private folder, or `tcp://HOST:PORT`, whose port `number` is added to. Raises ConfigError.
+    `address`: a private folder, or `tcp://HOST:PORT`; the link's port is PORT + `number`. Raises ConfigError.
     """
     from amusd.transport.zeromq import ZeroMQTransport
 
@@ -125,9 +125,13 @@ def numbered_link(config: TransportConfig, address: str, number: int, *, listens
 
 
 def check_link(config: TransportConfig, address: str, role: Role, key: str) -> str:
-    """The address as this role's end uses it; `key` names it. Raises ConfigError for one without the keys it needs."""
+    """The address of a draft that serves several targets, as this role's end uses it. Raises ConfigError.
+
+    Its port must have a number, since the draft listens anew for each target. `key`: the setting that has the address.
+    """
+    config.require(config.kind in ("auto", "zeromq"), "kind", f"not with {key}={address}; allowed: auto, zeromq")
     is_safe = config.insecure or config.keys is not None
-    checked, _ = check_address(address, beyond=is_safe, to_bind=role == "draft", key=key)
+    checked, _ = check_address(address, beyond=is_safe, to_bind=False, key=key)
     keys_of(config, role)
     return checked
 

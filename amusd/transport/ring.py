@@ -5,11 +5,11 @@ The memory has two areas. Each end writes its own area and maps the other one re
     offset  size  content
     0       8     written position: bytes that its owner has written into this ring since the start
     64      8     read position: bytes that its owner has read from the other end's ring since the start
-    4096    -     the ring; a record that reaches its end goes on at its beginning
+    a page  -     the ring; a record that reaches its end goes on at its beginning
 
 A record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. The writer stores the written position last, in
 one aligned store: if it is killed before, the reader sees no part of the record. CPUs other than x86 may show the
-position before the record; then the checksum is wrong, which also covers the position of the record.
+position first; until the record follows, its checksum, which covers its position too, is wrong.
 
 The reader checks every position and length that the other end has written before it uses it.
 """
@@ -93,7 +93,7 @@ class Rings:
         return True
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether frames of so many bytes, of the largest size, fit. Raises PeerLostError."""
+        """Whether `num_bytes`, in frames of the largest size, fit. Raises PeerLostError."""
         taken = num_bytes + (1 + num_bytes // MAX_FRAME_BYTES) * _record_bytes(0)
         return self._written + taken - self._read_position() <= _ring_bytes(self._own)
 
@@ -129,7 +129,7 @@ class Rings:
         return frame
 
     def _fail(self, reason: str) -> NoReturn:
-        """Treat the other end as lost, because it has written what is impossible."""
+        """Treat the other end as lost, for it has written something impossible."""
         self._failure = reason
         raise PeerLostError(reason)
 

@@ -21,11 +21,9 @@ from amusd.transport.base import CLOSED, CLOSED_BY_PEER, LOOK_SECONDS, Transport
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
 SHARED_MEMORY = "shm://"
-"""Scheme of the link's address, which is picked, never configured."""
-
-
+"""Scheme of the link's address, which no setting names."""
 MEMORY_SECONDS = 0.1
-"""How long a peer that has come may take to hand over the memory."""
+"""How long a connected peer may take to hand over the memory."""
 
 
 class SharedMemoryTransport(Transport):
@@ -80,7 +78,7 @@ class SharedMemoryTransport(Transport):
         return None
 
     def send_frame(self, frame: bytes) -> None:
-        """Put bytes into the ring. Raises PeerLostError."""
+        """See `Transport`."""
         self._admit()
         if self._loss is not None or self._rings is None:
             raise PeerLostError(self._loss or "no peer has come")
@@ -101,7 +99,7 @@ class SharedMemoryTransport(Transport):
             return True  # `send` says what is wrong
 
     def receive_frame(self, timeout: float) -> bytes | None:
-        """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        """See `Transport`."""
         if self._is_closed:
             raise PeerLostError(self._loss)
         deadline = time.monotonic() + timeout
@@ -120,7 +118,7 @@ class SharedMemoryTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """Release everything. Idempotent; never raises; the peer keeps what was sent to it."""
+        """See `Link`. The peer keeps what was sent to it."""
         if self._is_closed:
             return
         self._is_closed = True

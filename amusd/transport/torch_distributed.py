@@ -7,7 +7,7 @@
 * Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
   see bounded queues, and never wait for the peer.
 * A closing peer says goodbye; a dying process ends its connections. A stopped process is slow, not lost.
-* `close` may leave a thread while groups form (`FORM_SECONDS`), or if the peer closed amid a send.
+* `close` may leave a thread behind that forms groups (`FORM_SECONDS`), or that sends to a peer that has closed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _BLOCK_TAG, _BODY_TAG = range(2)
 _NO_TAG = 2**16  # no message has it
 _FOREVER = timedelta(days=365)
 _MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
-_JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were
+_JOIN_SECONDS = 1.0  # how long a thread may take to end after its waits are interrupted
 _c10d: Any = distributed  # its type stubs lack most names that are used here
 
 
@@ -112,7 +112,7 @@ class TorchDistributedTransport(Transport):
         self._sender.start()
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue bytes. Raises PeerLostError."""
+        """See `Transport`."""
         if self._loss is not None:
             raise PeerLostError(self._loss)
         try:
@@ -125,7 +125,7 @@ class TorchDistributedTransport(Transport):
         return self._outbox.qsize() < MAX_WAITING
 
     def receive_frame(self, timeout: float) -> bytes | None:
-        """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        """See `Transport`."""
         if self._is_closing:
             raise PeerLostError(CLOSED)
         try:
@@ -138,7 +138,7 @@ class TorchDistributedTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """Release everything, soon after `CLOSE_SECONDS`. Idempotent; never raises."""
+        """See `Link`. Takes little more than `CLOSE_SECONDS`."""
         if self._is_closing:
             return
         self._is_closing = True

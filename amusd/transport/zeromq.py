@@ -60,7 +60,7 @@ class ZeroMQTransport(Transport):
         super().__init__(checked, nonce)
         self._listens = listens
         self._route = b""  # the peer's name at the listening end, once it has spoken
-        self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
+        self._peer_fds: set[int] = set()  # open connections: the peer's, or all until the peer is known
         self._is_attached = self._is_lost = self._is_closed = False
         self._next_look = self._next_give_way = 0.0  # monotonic seconds
         try:
@@ -85,7 +85,7 @@ class ZeroMQTransport(Transport):
                 self._socket.connect(checked)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"transport.address={address}: cannot be used: {error}") from error
+            raise ConfigError(f"address {address}: cannot be used: {error}") from error
 
     @property
     def is_lost(self) -> bool:
@@ -94,7 +94,7 @@ class ZeroMQTransport(Transport):
         return self._is_lost
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue bytes. Raises PeerLostError."""
+        """See `Transport`."""
         if time.monotonic() >= self._next_look:
             self._watch_peer()
         if self._listens and not self._route:
@@ -107,7 +107,7 @@ class ZeroMQTransport(Transport):
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def receive_frame(self, timeout: float) -> bytes | None:
-        """The next bytes, or None after `timeout` seconds (0 polls). Raises PeerLostError."""
+        """See `Transport`."""
         if self._is_closed:
             raise PeerLostError(CLOSED)
         deadline = time.monotonic() + timeout
@@ -124,7 +124,7 @@ class ZeroMQTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """Release everything, at most `CLOSE_SECONDS` later. Idempotent; never raises."""
+        """See `Link`. Takes at most `CLOSE_SECONDS`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -137,7 +137,7 @@ class ZeroMQTransport(Transport):
         self._socket.context.term()  # returns when the last message has left or lingered long enough
 
     def drop(self) -> None:
-        """Close without waiting for the last messages to leave."""
+        """See `Link`."""
         self._is_lost = True
         self.close()
 
@@ -165,7 +165,7 @@ class ZeroMQTransport(Transport):
             if not self._route:
                 return self._take_first()
             route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:  # it was the key of a peer that has sent a heartbeat and no message yet
+        except zmq.Again:  # only the name of a peer, which has sent no message yet
             return None
         if route == self._route:
             return frame
@@ -175,7 +175,7 @@ class ZeroMQTransport(Transport):
     def _take_first(self) -> bytes:
         """The first message. Its sender becomes the peer."""
         route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        self._watch_peer()  # its connection, which is older than what came over it
+        self._watch_peer()  # adds the connection over which it came, unless that has ended
         self._route, self._is_attached = route.bytes, True
         self._peer_fds &= {int(frame.get(zmq.SRCFD))}
         self._is_lost = not self._peer_fds

@@ -328,6 +328,12 @@ def test_a_row_beyond_the_longest_is_left_alone_and_makes_room() -> None:
     assert runner.drafts.num_open == 1
 
 
+def test_a_server_that_runs_for_weeks_keeps_no_events() -> None:
+    runner = Runner(PROMPTS[0])
+    runner.rounds(3)
+    assert runner.batch.client.recorder._recorded == []
+
+
 def test_tokens_that_were_no_candidates_count_as_none() -> None:
     runner = Runner(PROMPTS[0])
     text = np.array(TEXTS[PROMPTS[0]], np.int32)
@@ -619,6 +625,14 @@ def test_the_draft_is_on_the_first_gpu_that_no_rank_of_vllm_has(
         ({"drafter": {"kind": "ngram"}, "device": "cuda:99"}, "amusd.device=cuda:99"),
         ({"drafter": {"kind": "ngram"}, "device": "gpu"}, "amusd.device=gpu: expected cpu or cuda:NUMBER"),
         ({"drafter": {"kind": "ngram"}, "max_model_len": 1}, "amusd.max_model_len=1"),
+        (
+            {"drafter": {"kind": "hf", "address": "tcp://10.0.0.2:5"}},
+            "amusd.keys=None: required for a drafter on another",
+        ),
+        (
+            {"drafter": {"kind": "ngram"}, "cores": [0, 99_999]},
+            "amusd.cores=[0, 99999]: this machine has the cores 0 to",
+        ),
         ({"drafter": {"kind": "ngram"}, "wait": 3}, "amusd.wait=3: no such key"),
         ({"drafter": {"kind": "ngram"}, "wait_ms": math.inf}, "amusd.wait_ms"),
     ],

@@ -20,7 +20,7 @@ from torch.distributed import HashStore
 import launch.run
 from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.runtime.rendezvous import Rendezvous
+from amusd.runtime.workers import Rendezvous
 from amusd.transport.addresses import address_towards, check_address
 from launch.run import RankInfo, compose, own_device, rank_info, rendezvous_in
 from tests.launch.processes import BLOCKS, SECONDS, WAITING, begun, descendants, run, torchrun_command
@@ -144,9 +144,10 @@ def test_an_address_that_other_machines_cannot_reach_is_refused(monkeypatch: pyt
         meet_apart(monkeypatch, host)
 
 
-def test_a_name_that_is_no_address_is_refused_in_a_line() -> None:
-    with pytest.raises(ConfigError, match=r"^transport\.address=tcp://no\.such\.invalid:5: .*"):
-        address_towards("tcp://no.such.invalid:5")
+@pytest.mark.parametrize("host", ["no.such.invalid", "two..dots", "[::1", "x" * 64])
+def test_a_name_that_is_no_address_is_refused_in_a_line(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^transport\.address=tcp://{re.escape(host)}:5: .*"):
+        address_towards(f"tcp://{host}:5")
 
 
 @pytest.mark.parametrize("kind", ["open to the group", "another user's", "a link", "a file"])

@@ -11,7 +11,7 @@ from amusd.config import TransportConfig
 from amusd.models.sharding import Ranks
 from amusd.runner.process_group import ProcessGroup
 from amusd.runtime.ranks import Follower, Leader
-from amusd.runtime.rendezvous import Rendezvous
+from amusd.runtime.workers import Rendezvous
 from amusd.transport.torch_distributed import Backend
 
 T = TypeVar("T")

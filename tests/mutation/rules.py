@@ -345,6 +345,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/draft_client.py", "tests/runtime/test_batches.py tests/runtime/test_draft_client.py"): {
         "a draft that serves others is waited for in each pass": ("sequence.at_draft.waited_ns += waited_ns", "pass"),
         "an absent draft is silent": (" or self.connection.link is None", ""),
+        "a draft that is lost amid its openings is back": ("is None:  # lost again", "is False:  # lost again"),
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
         "a silent draft is told of each pass": ("if is_due or self.has_draft(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": (
@@ -468,7 +469,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a draft at long work says nothing": (">= SIGN_NS", ">= 10**18"),
         "each sequence is charged a whole step": ("step_ns, begin_ns, end_ns", "step_ns, start_ns, end_ns"),
         "what a verdict prepared is not sent at once": ("if is_news:", "if False:"),
-        "an impossible verdict is answered by silence": ("\n            self._refuse(sequence.sequence_id)", ""),
+        "an impossible verdict is answered by silence": ("\n            self._post(Refused(sequence.sequence_id))", ""),
         "the first of several verdicts is followed": (".verdict = message", ".verdict = sequence.verdict or message"),
         "a step waits as long as any sequence would": ("patience = min(", "patience = max("),
         "a late message ends what began after it": ("in later if number >= begun or number in earlier", "in said"),
@@ -523,6 +524,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_draft_client.py"): {
         "a wait is not bounded by patience": ("min(seconds, self.client.patience_seconds)", "seconds"),
+        "a pause of the reader counts as the pair's time": ("sequence.observer.exclude(pause_ns)", "pass"),
     },
     ("amusd/sampling/processors.py", "tests/sampling/test_sampler.py"): {
         "negative logits are divided by the penalty": ("/ repetition, logits * ", "/ repetition, logits / "),

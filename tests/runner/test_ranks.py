@@ -30,7 +30,7 @@ from amusd.protocol.messages import Ready
 from amusd.runner.graphs import Replay
 from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.ranks import Follower, Leader, command_encoder, follow
-from amusd.runtime.rendezvous import Rendezvous
+from amusd.runtime.workers import Rendezvous
 
 Life = Callable[[Follower], object]
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))

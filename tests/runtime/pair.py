@@ -17,6 +17,7 @@ from table_model import TableModel, TableTokenizer
 
 from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.child import Ended
+from amusd.clock import MONOTONIC, Clock
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import Schedule
@@ -81,12 +82,10 @@ def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, .
 class KeepingRecorder(Recorder):
     """Keeps its events over `flush`."""
 
-    @property
-    def events(self) -> list[Event]:
-        return self._recorded
-
-    def flush(self) -> None:
-        pass
+    def __init__(self, role: str, clock: Clock = MONOTONIC) -> None:
+        super().__init__(role, clock=clock)
+        self.events: list[Event] = []
+        self.listeners = (self.events.append,)
 
 
 class DraftThread(DraftServer):

@@ -123,6 +123,19 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
     assert [link.is_closed for link in search.source.links] == [*[True] * (len(search.source.links) - 1), False]
 
 
+def test_a_draft_is_used_though_a_full_disk_cannot_hold_its_process_id(
+    search: Search, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise ConfigError("workers.json: cannot be written (No space left on device)")
+
+    search.found.on_met = fail
+    search.lose()
+    search.look("there")
+    assert search.found.link is search.source.links[-1]
+    assert caplog.messages == ["workers.json: cannot be written (No space left on device)"]
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_a_restart_without_descriptors_is_tried_again_until_there_are_some(
     search: Search, monkeypatch: pytest.MonkeyPatch, number: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,19 @@ from amusd.drafters.factory import load_drafters
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime import draft_server
+from amusd.runtime.cores import allowed_cores, pin_to
 from amusd.runtime.devices import device_of, devices_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.draft_server import load
 from amusd.runtime.startup import load_first_rank
 from amusd.tracing.recorder import Recorder
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are assigned on Linux alone")
+def test_cores_that_a_process_may_not_use_leave_it_where_it_is() -> None:
+    before = allowed_cores()
+    pin_to({100_000})
+    assert allowed_cores() == before
 
 
 def on(*devices: str, **settings: Any) -> EngineConfig:

@@ -354,6 +354,46 @@ def test_a_draft_is_back_only_where_it_was_lost() -> None:
     assert (first.metrics.num_draft_restarts, second.metrics.num_draft_restarts) == (1, 0)
 
 
+def test_a_draft_that_is_lost_amid_the_openings_is_back_for_those_alone_that_were_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Target()
+    sequences = target.open(), target.open()
+    target.connection.lose("it was killed")
+    connect = target.next.connect
+
+    def connect_for_one_opening() -> Any:
+        link = connect()
+        send = link.send
+
+        def send_until_opening(message: Message) -> None:
+            send(message)
+            link.is_lost = isinstance(message, Open)
+
+        link.send = send_until_opening
+        return link
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.next, "connect", connect_for_one_opening)
+        assert not target.client.look_for_next()
+    assert [sequence.metrics.num_draft_restarts for sequence in sequences] == [1, 0]
+    target.clock.pass_by(1.0)
+    assert target.client.look_for_next()
+    assert [sequence.metrics.num_draft_restarts for sequence in sequences] == [2, 1]
+
+
+def test_a_pause_of_the_reader_is_no_slowness_of_the_pair() -> None:
+    """Else drafting were turned off after it, since plain decoding seemed faster."""
+    target = Target()
+    request, stop = target.request(20)
+    policy = ContinuousPolicy(max_lookahead=4, tokens_per_message=1, min_candidates=0, max_wait_passes=1.0)
+    sequence = target.worker.admit(replace(request, policy=policy, drafter=None), stop)
+    for number in range(10):
+        target.worker.step()
+        target.clock.pass_by(60.0 if number == 5 else 0.0)
+    assert sequence.view.tokens_per_second == pytest.approx(1 / PASS_SECONDS, rel=0.2)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hesitant(Policy):
     def decide(self, _view: TargetView) -> Wait:

@@ -178,6 +178,7 @@ DELAY_SECONDS = 0.2
 class Link(Transport):
     delay_seconds = DELAY_SECONDS
     arrives_at = 0.0
+    sent_at = 5.0
 
     def send_frame(self, frame: bytes) -> None:
         raise NotImplementedError
@@ -187,7 +188,7 @@ class Link(Transport):
         self.clock.sleep(min(timeout, max(0.0, self.arrives_at - now)))
         if self.arrives_at > now + timeout:
             return None
-        return encode(Shutdown(), 0, 5_000_000_000)
+        return encode(Shutdown(), 0, round(self.sent_at * 1e9))
 
     def close(self) -> None:
         raise NotImplementedError
@@ -202,6 +203,13 @@ def test_a_message_comes_when_it_is_due_and_not_before(arrives_in: float) -> Non
     assert link.receive(0.0) is None
     assert link.receive(20.0) == Shutdown()
     assert clock.now() == pytest.approx(5 + max(DELAY_SECONDS, arrives_in))
+
+
+def test_a_message_from_a_machine_whose_clock_is_ahead_is_held_back_no_longer() -> None:
+    link = Link("memory://", 0)
+    link.clock, link.sent_at = Clock(), 1e6
+    assert link.receive(20.0) == Shutdown()
+    assert link.clock.now() == pytest.approx(DELAY_SECONDS)
 
 
 # Two processes: who is stopped is slow, who is killed is lost, at either end

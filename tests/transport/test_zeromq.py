@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -24,7 +25,7 @@ from amusd.protocol.messages import Failed
 from amusd.protocol.wire import MAX_FRAME_BYTES, encode
 from amusd.transport import zeromq
 from amusd.transport.curve import read_keys, write_keys
-from amusd.transport.factory import connect, listen, numbered_link
+from amusd.transport.factory import check_link, connect, listen, numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -143,6 +144,19 @@ def test_an_address_beyond_this_machine_needs_insecure_and_a_malformed_one_is_re
     for listens in (True, False):
         make = partial(ZeroMQTransport, address, NONCE, listens=listens, insecure=not is_remote)
         assert reason in refusal(make)
+
+
+def test_a_draft_for_several_targets_stays_at_one_port() -> None:
+    line = refusal(lambda: check_link(TransportConfig(), "tcp://127.0.0.1:0", "draft", "listen"))
+    assert line == "listen=tcp://127.0.0.1:0: expected ipc://PATH or tcp://HOST:PORT, PORT from 1 to 65535"
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "gloo", "nccl"])
+def test_a_draft_elsewhere_is_reached_by_no_link_between_processes_of_one_target(kind: Any) -> None:
+    """Gloo's kind would have had no lost draft replaced."""
+    address = "tcp://127.0.0.1:5"
+    line = refusal(lambda: check_link(TransportConfig(kind=kind), address, "target", "drafter.address"))
+    assert line == f"transport.kind={kind}: not with drafter.address={address}; allowed: auto, zeromq"
 
 
 # Links between machines: who has the right key is let in, nobody else. Two loopback addresses stand for two hosts.
