@@ -114,7 +114,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     with closing(Jobs(command)) as jobs:
         try:
             with errors_of_hydra(typed):
-                code = _hydra(jobs, [*for_hydra(typed), *own], f"amusd {command}")
+                code = _hydra(jobs, [*for_hydra(typed, own_config=bool(options.config_name)), *own], f"amusd {command}")
         except ConfigError:
             if is_sweep and is_new and not any(folder.glob(f"**/{OVERRIDES_FILE}")):
                 shutil.rmtree(folder, ignore_errors=True)  # no job has begun

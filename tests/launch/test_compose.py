@@ -76,17 +76,27 @@ def test_every_choice_composes_and_begins_with_its_own_command_where_it_says_one
         assert config.sampling.max_new_tokens <= 128
 
 
+@pytest.mark.parametrize("pair", ["qwen3_8b", "gpt_oss_20b"])
 @pytest.mark.parametrize(
-    ("argument", "kind", "model"),
+    ("arguments", "kind", "model"),
     [
-        ("drafter=ngram", "ngram", None),
-        ("drafter=/other", "hf", "/other"),
-        ("drafter.model=/m", "hf", "/m"),
+        (["drafter=ngram"], "ngram", None),
+        (["drafter=/other"], "hf", "/other"),
+        (["drafter=hf", "drafter.model=/m"], "hf", "/m"),
+        (["drafter=eagle", "drafter.model=/m"], "eagle", "/m"),
+        (["drafter=mine.py:make"], "custom", None),
     ],
 )
-def test_a_choice_of_drafter_holds_over_that_of_a_pair(argument: str, kind: str, model: str | None) -> None:
-    drafter = compose_config(["pair=qwen3_8b", argument]).drafter
+def test_a_choice_of_drafter_holds_over_that_of_a_pair(
+    pair: str, arguments: list[str], kind: str, model: str | None
+) -> None:
+    drafter = compose_config([f"pair={pair}", *arguments]).drafter
     assert (drafter.kind, drafter.model) == (kind, model)
+
+
+def test_the_model_of_a_pairs_drafter_may_be_another() -> None:
+    drafter = compose_config(["pair=qwen3_8b", "drafter.model=/m"]).drafter
+    assert (drafter.kind, drafter.model) == ("hf", "/m")
 
 
 @pytest.mark.parametrize(("typed", "biases"), [("[[5,-1]]", ((5, -1.0),)), ("{5: -1}", ((5, -1.0),)), ("null", ())])

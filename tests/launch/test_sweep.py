@@ -93,6 +93,14 @@ def test_the_summary_is_a_table_and_a_file(tmp_path: Path) -> None:
     ]
 
 
+def test_a_sweep_over_drafters_holds_over_that_of_a_pair(tmp_path: Path) -> None:
+    small = ["simulate.num_tokens=8", "simulate.synchronous_lengths=[1]", "simulate.min_candidates=[0]"]
+    given = ["accept=0.8", "verify_ms=25", "draft_ms=2.5", *small, "run_dir=out"]
+    done = run(amusd_command("simulate", "-m", "pair=qwen3_8b", "drafter=ngram,self", *given), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [read_config(tmp_path / "out" / name).drafter.kind for name in "01"] == ["ngram", "self"]
+
+
 def test_a_job_is_done_if_it_was_whole_had_a_draft_all_along_and_the_same_settings(tmp_path: Path) -> None:
     done = job(tmp_path, 0, complete=True)
     assert is_done(done, RunConfig(run_dir=str(done), output="json"))
