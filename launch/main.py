@@ -7,6 +7,7 @@ that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import sys
@@ -167,7 +168,10 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
 
 def _run_on_folder(command: str, arguments: Sequence[str]) -> int:
     takes = COMMANDS[command].takes
-    options = [word for word in arguments if "=" in word or word.startswith("-")]
+    if {"-h", "--help"}.intersection(arguments):
+        Console().text(f"usage: amusd {command} {takes}\n\n{COMMANDS[command].help}")
+        return 0
+    options = [word for word in arguments if re.match(r"-|[\w.]+=", word)]
     folders = [word for word in arguments if word not in options]
     if len(folders) != 1 or len(arguments) > len(takes.split()):
         raise ConfigError(f"{command}: name one folder, and nothing else: amusd {command} {takes}")

@@ -54,6 +54,7 @@ MISTAKES = [
         "trace: name one folder, and nothing else: amusd trace RUN_DIR",
     ),
     (["trace", "/proc/nowhere"], "/proc/nowhere/events: hold no answer; is it a run directory"),
+    (["trace", "/proc/max_lookahead=4"], "/proc/max_lookahead=4/events: hold no answer; is it a run directory"),
     (["compare", "pair=qwen3_8b", "drafter=ngram,self"], "drafter=ngram,self: several values are a sweep, which needs"),
 ]
 
@@ -146,6 +147,8 @@ def test_the_doctor_is_called_with_and_without_options_of_hydra_and_leaves_no_fo
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("amusd.commands.doctor.run", doctor := Mock(return_value=2))
+    assert main(["trace", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: amusd trace RUN_DIR [sequence=N]\n")
     assert main(["doctor", *options]) == 2
     doctor.assert_called_once()
     assert list(tmp_path.glob("runs/*")) == []
