@@ -121,7 +121,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
                 shutil.rmtree(folder, ignore_errors=True)  # no job has begun
             raise
         except KeyboardInterrupt:
-            if is_sweep:
+            if is_sweep and folder.is_dir():
                 _summarize(folder, is_json=is_json)
                 logger.info(f"interrupted; the same command with run_dir={folder} goes on from here")
             raise

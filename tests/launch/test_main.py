@@ -128,6 +128,15 @@ def test_what_is_typed_holds_over_a_file_of_ones_own(
     config = OmegaConf.create(capsys.readouterr().out)
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
 
+def test_a_signal_before_the_first_job_of_a_sweep_is_no_mistake(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.main._hydra", Mock(side_effect=KeyboardInterrupt(15)))
+    assert main(["generate", "-m", "max_lookahead=4,8"]) == 128 + 15
+    assert capsys.readouterr() == ("", "")
+
+
 
     overview = capsys.readouterr().out
     for name in COMMANDS:
