@@ -45,7 +45,7 @@ def run(job: Job) -> int:
     """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2."""
     findings, drafter = [], job.config.drafter
     drafter.require(drafter.address is None, "address", "`amusd doctor` looks at this machine")
-    for name, ok, text in _findings(job.config.engine()):
+    for name, ok, text in _findings(job.config.engine_for("doctor")):
         findings.append({"name": name, "ok": ok, "text": text})
         job.console.text(f"{_MARKS[ok]:<4}  {name:<18}  {text}")
     healthy = all(finding["ok"] is not False for finding in findings)

@@ -55,6 +55,7 @@ MISTAKES = [
     ),
     (["trace", "/proc/nowhere"], "/proc/nowhere/events: hold no answer; is it a run directory"),
     (["trace", "/proc/max_lookahead=4"], "/proc/max_lookahead=4/events: hold no answer; is it a run directory"),
+    (["doctor", "drafter=medusa", "drafter.model=/m"], "drafter=medusa: cannot run ahead of the target, "),
     (["compare", "pair=qwen3_8b", "drafter=ngram,self"], "drafter=ngram,self: several values are a sweep, which needs"),
 ]
 
@@ -108,8 +109,6 @@ def test_a_configuration_is_printed_and_may_start_from_a_file_of_ones_own(
     assert printed["sampling"]["max_new_tokens"] == 6
 
 
-def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
 @pytest.mark.parametrize(
     ("file", "typed", "expected"),
     [
@@ -128,6 +127,7 @@ def test_what_is_typed_holds_over_a_file_of_ones_own(
     config = OmegaConf.create(capsys.readouterr().out)
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
 
+
 def test_a_signal_before_the_first_job_of_a_sweep_is_no_mistake(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -137,7 +137,8 @@ def test_a_signal_before_the_first_job_of_a_sweep_is_no_mistake(
     assert capsys.readouterr() == ("", "")
 
 
-
+def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
     overview = capsys.readouterr().out
     for name in COMMANDS:
         assert f"\n  {name} " in overview
@@ -146,6 +147,8 @@ def test_a_signal_before_the_first_job_of_a_sweep_is_no_mistake(
     text = capsys.readouterr().out
     assert "drafter: auto, cascade, custom, dflash" in text
     assert "\nmax_lookahead: 16\n" in text
+    assert main(["trace", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: amusd trace RUN_DIR [sequence=N]\n")
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"amusd {amusd.__version__}\n"
 
@@ -156,8 +159,6 @@ def test_the_doctor_is_called_with_and_without_options_of_hydra_and_leaves_no_fo
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("amusd.commands.doctor.run", doctor := Mock(return_value=2))
-    assert main(["trace", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: amusd trace RUN_DIR [sequence=N]\n")
     assert main(["doctor", *options]) == 2
     doctor.assert_called_once()
     assert list(tmp_path.glob("runs/*")) == []
