@@ -261,11 +261,11 @@ def speedup(plain: Generation, answer: Generation) -> float:
     return first / second
 
 
-def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
-    """Logit of the expected token minus that of the found one where they differ; infinite if one begins the other."""
+def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float | None:
+    """Logit of the expected token minus that of the found one where they differ; None if one begins the other."""
     place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
-        return float("inf")
+        return None
     prefix, model = (*prompt, *expected[:place]), engine.worker.model
     with engine.scheduler.alone():
         [cache] = model.new_caches(1, len(prefix))

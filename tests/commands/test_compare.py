@@ -205,6 +205,10 @@ def test_a_draft_elsewhere_has_a_device_of_its_own(address: str | None, number: 
     assert (plain.num_devices, {one.num_devices for one in drafting}) == (1, {number})
 
 
+def test_an_answer_that_only_ends_earlier_has_no_gap(compared: Comparison) -> None:
+    assert compare.first_gap(compared.engine, (5,), (6, 7), (6,)) is None
+
+
 def test_the_best_of_several_blocks_stands_beside_running_ahead() -> None:
     config = run_config(mode="asynchronous", policy="chain", compare={"synchronous_lengths": [2, 4]})
     with pair(NGRAM) as (engine, _):
