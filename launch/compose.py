@@ -78,7 +78,7 @@ def errors_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
     except MissingConfigException as error:
         key, _, choice = str(error.missing_cfg_file).rpartition("/")
         choices = [name for name in error.options or () if name]
-        others = ", the folder or hub name of a checkpoint" if key in _MODELS else ""
+        others = ", the folder or hub name (OWNER/NAME) of a checkpoint" if key in _MODELS else ""
         allowed = f"expected {', '.join(choices)}{others}{nearest(choice, choices)}" if key else first_line(error)
         raise ConfigError(f"{key or '--config-name'}={choice}: {allowed}") from None
     except OSError as error:

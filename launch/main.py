@@ -43,7 +43,7 @@ usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    computing = {name for name, command in COMMANDS.items() if command.computes and not command.takes}
+    computing = {name for name, command in COMMANDS.items() if command.computes}
     if argv is None and computing.intersection(arguments[:1]):
         restart_with_huge_pages()
     return end_of_program(lambda: _run(arguments))
@@ -162,7 +162,7 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
     console = Console(json_only=is_json)
     console.text(summary_table(document))
     console.document(document)
-    logger.info(f"{len(document['jobs'])} jobs in {folder}")
+    logger.info(f"jobs: {len(document['jobs'])}, in {folder}")
     return all(job["rows"] for job in document["jobs"])
 
 

@@ -52,7 +52,7 @@ TEXT = "The harbour master keeps a notebook in which he writes down every ship t
 
 Drafts: TypeAlias = Mapping[str, ModelRunner]
 Generate: TypeAlias = Callable[[Sequence[int], int], object]
-"""Decodes a prompt's answer of so many tokens by transformers."""
+"""`generate(prompt, number)`: decode `number` tokens by transformers."""
 _LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
 
 
@@ -191,10 +191,8 @@ def _passes_and_steps(target: ModelRunner, drafts: Drafts, prompt: Sequence[int]
     yield "target, fixed width", one_pass(target, prompt, 1)
     for name, model in drafts.items():
         yield f"draft step, {name}", _steps(model, prompt, DRAFT_STEPS)
-        if model.network.is_recurrent:  # it drafts chains alone
-            continue
         drafter = ModelDrafter(model, NgramCache())
-        for width in WIDTHS:
+        for width in () if model.network.is_recurrent else WIDTHS:  # recurrent layers draft chains alone
             yield f"draft step, {name}, tree, {width} rows", _tree_step(drafter, prompt, width)
 
 

@@ -90,7 +90,8 @@ def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None 
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     hidden = [*hidden, "mean_acceptance_length"]  # a column of the categories' table
     shown = rows_table(rows, [*hidden, *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
-    values = [f"{key}: {round(it, 2) if isinstance(it, float) else it}" for key, it in (summary or {}).items()]
+    known = {key: value for key, value in (summary or {}).items() if value is not None}  # no commit outside a checkout
+    values = [f"{key}: {round(value, 2) if isinstance(value, float) else value}" for key, value in known.items()]
     return "\n\n".join(filter(None, (shown, "\n".join(lines), _categories_table(rows), "; ".join(values))))
 
 

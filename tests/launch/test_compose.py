@@ -34,6 +34,7 @@ MISTAKES = [
     ("is 1+1=2?", "is 1+1=2?: expected KEY=VALUE; a prompt is written prompt='is 1+1=2?'"),
     ("drafter=ngrams", "drafter=ngrams: expected auto, cascade, custom, dflash, eagle, "),
     ("experiment=nope", "experiment=nope: expected acceptance_grid, "),
+    ("target=gpt2", "target=gpt2: expected embedded, hf, the folder or hub name (OWNER/NAME) of a checkpoint"),
     ("target=hf", "target.model=None: a folder or hub name is needed with target=hf"),
     ("max_lookahead=${nothing}", "max_lookahead: Interpolation key 'nothing' not found"),
     ("sampling=3", "sampling=3: expected a mapping"),

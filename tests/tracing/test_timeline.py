@@ -156,7 +156,7 @@ def test_the_file_the_picture_and_the_figures_of_a_sequence(run_directory: Path,
     assert "asynchronous (chain), drafter simulated:\n" in printed
     assert "\n  2 candidates: " in printed
     assert "\n  draft steps by rows: 1: " in printed
-    assert " passes began without a candidate that was sent within the " in printed
+    assert " passes began without a candidate; for " in printed
     assert json.loads((run_directory / "trace.json").read_text())["metadata"]["sequence_id"] == 2001
     svg = (run_directory / "timeline.svg").read_text()
     assert "synchronous, blocks of 2" in svg
