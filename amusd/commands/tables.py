@@ -71,7 +71,7 @@ COLUMNS = (
     Column("speedup_quartiles", "quartiles", "{0[0]:.2f}-{0[1]:.2f}".format),
     Column("speedup_vs_best_synchronous", "x best sync", "{:.2f}".format, "over the best synchronous length"),
     Column("acceptance_rate", "accepted", percent, "of the judged candidates"),
-    Column("mean_acceptance_length", "length", "{:.2f}".format, "of acceptance: 1 + accepted / passes with candidates"),
+    Column("mean_acceptance_length", "length", "{:.2f}".format, "of acceptance, 1 + accepted / passes with candidates"),
     Column("tokens_per_verification", "tokens/pass", "{:.2f}".format, "committed by a target pass"),
     Column("p50_inter_token_ms", "p50 ms", "{:.1f}".format, "time between tokens"),
     Column("p99_inter_token_ms", "p99 ms", "{:.1f}".format),
