@@ -1,5 +1,5 @@
-# `amusd serve` with the embedded pair; arguments after the image's name are overrides. Never built where it was written:
-# hadolint and tests/launch/test_dockerfile.py read it.
+# `amusd serve` with the embedded pair; arguments after the image's name are overrides. Never built where it was written;
+# tests/launch/test_wheel.py compares its versions with those of the Makefile.
 #
 #   docker build -t amusd .
 #   docker run --init --rm -e AMUSD_API_KEY=... -p 127.0.0.1:8000:8000 --stop-timeout 40 amusd max_num_seqs=4

@@ -1,6 +1,6 @@
 #!/bin/sh
-# How far ahead should the draft be, and how long should the target wait for it? One sweep, whose table
-# is sweep/sweep.csv; the same line goes on with a sweep that was interrupted. Further keys win over those below:
+# How far ahead should the draft be, and how long should the target wait for it? One sweep, whose results are in
+# sweep/sweep.json. The same command continues an interrupted sweep. Keys that are given win over those below:
 #
 #   examples/sweep.sh                                        # the embedded pair
 #   examples/sweep.sh target=hf target.model=/models/big drafter=hf drafter.model=/models/small hardware=two_gpus

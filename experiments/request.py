@@ -55,7 +55,7 @@ class Request:
 
     def lines(self) -> list[str]:
         """Return `num_prompts` lines spread evenly over the file, or all if it has fewer. Raises `ConfigError`."""
-        found = [line for line in self._text().splitlines() if line.strip()]
+        found = [line for line in self._text().split("\n") if line.strip()]
         number = min(self.num_prompts, len(found))
         return [found[index * len(found) // number] for index in range(number)]
 

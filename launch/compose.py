@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +29,8 @@ from amusd.settings import fields_of, from_mapping, nearest, no_such_key, shown,
 CONFIG_NAME = "config"
 HYDRA_VERSION = "1.3"
 _MODELS = ("target", "drafter")
-_WITHOUT_MODEL = ("auto", *(kind for kind, can in CAPABILITIES.items() if not can.checkpoint))
+_KINDS = {"auto", *CAPABILITIES}
+_WITHOUT_MODEL = {"auto", *(kind for kind, can in CAPABILITIES.items() if not can.checkpoint)}
 _NO_NAME = r"null|true|false|[\d._-]*"
 _KEYS = dict(fields_of(RunConfig))
 """Every setting, and what it takes."""
@@ -51,7 +54,7 @@ def compose_config(arguments: Sequence[str]) -> RunConfig:
     """The configuration of `key=value` arguments. Raises `ConfigError`, one line."""
     store_defaults()
     with errors_of_hydra(arguments), initialize_config_dir(str(conf_folder()), version_base=HYDRA_VERSION):
-        return config_of(compose(CONFIG_NAME, overrides=list(for_hydra(arguments))))
+        return config_of(compose(CONFIG_NAME, overrides=for_hydra(arguments)))
 
 
 def config_of(composed: DictConfig) -> RunConfig:
@@ -75,7 +78,7 @@ def errors_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
     except MissingConfigException as error:
         key, _, choice = str(error.missing_cfg_file).rpartition("/")
         choices = [name for name in error.options or () if name]
-        others = ", the folder or hub name of a checkpoint" if key in _MODELS else ""
+        others = ", the folder or hub name (OWNER/NAME) of a checkpoint" if key in _MODELS else ""
         allowed = f"expected {', '.join(choices)}{others}{nearest(choice, choices)}" if key else first_line(error)
         raise ConfigError(f"{key or '--config-name'}={choice}: {allowed}") from None
     except OSError as error:
@@ -84,7 +87,7 @@ def errors_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
         text = " ".join(str(error).partition("See https:")[0].split())
         for argument in arguments:
             key = re.escape(argument.partition("=")[0].lstrip("+~"))
-            is_named = re.search(rf"(?<![\w.]){key}(?![\w.])", getattr(error, "override", text))
+            is_named = re.search(rf"(?<![\w.]){key}(\.kind)?(?![\w.])", getattr(error, "override", text))
             if is_named and not key.startswith("hydra"):
                 raise _refusal(argument, text) from None
         raise ConfigError(text) from None
@@ -102,36 +105,58 @@ def _refusal(argument: str, text: str) -> ConfigError:
     return ConfigError(f"{shown(argument)}: expected {_KEYS[key]}{as_list}{sweep}")
 
 
-def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
+def for_hydra(arguments: Sequence[str], *, own_config: bool = False) -> list[str]:
     """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out.
 
-    Raises `ConfigError` for what is no `key=value`.
+    `own_config`: Hydra begins with a file of the user's. A choice beside such a file, a pair or an experiment also sets
+    the values of its own file, which hold over theirs. Raises `ConfigError` for what is no `key=value`.
     """
     typed = {argument.partition("=")[0] for argument in arguments}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        allowed = _KEYS.get(key, "")
-        begin = "[" if allowed.startswith("a list") else "choice("
-        if not re.fullmatch(r"~[\w.@/]+|[+~]*[\w.@/]+=.*", argument, re.DOTALL):
-            dashes = ", without dashes" if argument.startswith("-") else ""
-            near = nearest(key.lstrip("-"), [*_KEYS]) or f"; a prompt is written prompt={shlex.quote(argument)}"
-            raise ConfigError(f"{shown(argument)}: expected KEY=VALUE{dashes}{near}")
-        if key == "drafter" and is_reference(value):
-            yield from ("drafter=custom", "drafter.kind=custom", f"drafter.factory={_quoted(value)}")
-        elif key in _MODELS and _names_model(key, value):
-            yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
-        elif key in _MODELS and value in _WITHOUT_MODEL and typed & {"pair", "experiment"}:
-            yield from (argument, f"{key}.kind={value}")  # over the kind and model of the pair
-            if f"{key}.model" not in typed:
-                yield f"{key}.model=null"
-        elif (conf_folder() / key).is_dir() and re.fullmatch(_NO_NAME, value):
-            yield f"~{key}" if value == "null" else f"{key}={_quoted(value)}"
-        elif key.startswith("drafter.options"):
-            yield f"+{argument}"
-        elif "a text" in allowed and value != "null" and not value.startswith(begin) and not _is_quoted(key, value):
-            yield f"{key}={_quoted(value)}"
-        else:
-            yield argument
+    has_rival = own_config or not typed.isdisjoint(("pair", "experiment"))
+    spelt = [word for argument in arguments for word in _spelt(argument, typed, has_rival=has_rival)]
+    values = [value for word in spelt for value in _values_of(word)] if has_rival else []
+    return [*values, *spelt]  # what is typed comes last, and holds over all
+
+
+def _spelt(argument: str, typed: AbstractSet[str], *, has_rival: bool) -> Iterator[str]:
+    key, _, value = argument.partition("=")
+    allowed, kinds = _KEYS.get(key, ""), value.split(",")
+    begin = "[" if allowed.startswith("a list") else "choice("
+    if not re.fullmatch(r"~[\w.@/]+|[+~]*[\w.@/]+=.*", argument, re.DOTALL):
+        dashes = ", without dashes" if argument.startswith("-") else ""
+        near = nearest(key.lstrip("-"), [*_KEYS]) or f"; a prompt is written prompt={shlex.quote(argument)}"
+        raise ConfigError(f"{shown(argument)}: expected KEY=VALUE{dashes}{near}")
+    if key == "drafter" and is_reference(value):
+        yield from ("drafter=custom", f"drafter.factory={_quoted(value)}")
+    elif key in _MODELS and _names_model(key, value):
+        yield from (f"{key}=hf", f"{key}.model={_quoted(value)}")
+    elif key in _MODELS and has_rival and len(kinds) > 1 and _KINDS.issuperset(kinds):  # a sweep, over another kind
+        yield f"{key}.kind={value}"
+        if _WITHOUT_MODEL.issuperset(kinds) and f"{key}.model" not in typed:
+            yield f"{key}.model=null"
+    elif (conf_folder() / key).is_dir() and re.fullmatch(_NO_NAME, value):
+        yield f"~{key}" if value == "null" else f"{key}={_quoted(value)}"
+    elif key.startswith("drafter.options"):
+        yield f"++{argument}"  # a new one, or in place of a file's
+    elif "a text" in allowed and value != "null" and not value.startswith(begin) and not _is_quoted(key, value):
+        yield f"{key}={_quoted(value)}"
+    else:
+        yield argument
+
+
+def _values_of(choice: str) -> Iterator[str]:
+    """The values in our file of a `GROUP=CHOICE`, as arguments. None for a pair, an experiment, or anything else."""
+    group, _, name = choice.partition("=")
+    file = conf_folder() / group / f"{name}.yaml"
+    if group in ("pair", "experiment") or not re.fullmatch(r"\w+", name) or not file.is_file():
+        return
+    found = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(file)))
+    is_global = file.read_text(encoding="utf-8").startswith("# @package _global_")
+    for key, value in (found if is_global else {group: found}).items():
+        values = {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+        yield from (f"{name}={json.dumps(each)}" for name, each in values.items())
+    if group in _MODELS and name in _WITHOUT_MODEL:
+        yield f"{group}.model=null"
 
 
 def text_of(argument: str) -> str:

@@ -7,6 +7,7 @@ that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import sys
@@ -42,7 +43,7 @@ usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    computing = {name for name, command in COMMANDS.items() if command.computes and not command.takes}
+    computing = {name for name, command in COMMANDS.items() if command.computes}
     if argv is None and computing.intersection(arguments[:1]):
         restart_with_huge_pages()
     return end_of_program(lambda: _run(arguments))
@@ -114,13 +115,13 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     with closing(Jobs(command)) as jobs:
         try:
             with errors_of_hydra(typed):
-                code = _hydra(jobs, [*for_hydra(typed), *own], f"amusd {command}")
+                code = _hydra(jobs, [*for_hydra(typed, own_config=bool(options.config_name)), *own], f"amusd {command}")
         except ConfigError:
             if is_sweep and is_new and not any(folder.glob(f"**/{OVERRIDES_FILE}")):
                 shutil.rmtree(folder, ignore_errors=True)  # no job has begun
             raise
         except KeyboardInterrupt:
-            if is_sweep:
+            if is_sweep and folder.is_dir():
                 _summarize(folder, is_json=is_json)
                 logger.info(f"interrupted; the same command with run_dir={folder} goes on from here")
             raise
@@ -161,13 +162,16 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
     console = Console(json_only=is_json)
     console.text(summary_table(document))
     console.document(document)
-    logger.info(f"{len(document['jobs'])} jobs in {folder}")
+    logger.info(f"jobs: {len(document['jobs'])}, in {folder}")
     return all(job["rows"] for job in document["jobs"])
 
 
 def _run_on_folder(command: str, arguments: Sequence[str]) -> int:
     takes = COMMANDS[command].takes
-    options = [word for word in arguments if "=" in word or word.startswith("-")]
+    if {"-h", "--help"}.intersection(arguments):
+        Console().text(f"usage: amusd {command} {takes}\n\n{COMMANDS[command].help}")
+        return 0
+    options = [word for word in arguments if re.match(r"-|[\w.]+=", word)]
     folders = [word for word in arguments if word not in options]
     if len(folders) != 1 or len(arguments) > len(takes.split()):
         raise ConfigError(f"{command}: name one folder, and nothing else: amusd {command} {takes}")

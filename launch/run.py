@@ -115,7 +115,7 @@ def compose(arguments: Sequence[str], own: RankInfo) -> tuple[str, RunConfig]:
 def run(arguments: Sequence[str]) -> int:
     """Do the work of this process; return its exit code. Raises `ConfigError`, `PeerError`."""
     own = rank_info()
-    if 0 < own.rank < own.size - 1:
+    if own.rank > 0:
         logger.setLevel(logging.WARNING)  # rank 0 logs the same lines
     try:
         command, config = compose(arguments, own)
@@ -168,6 +168,7 @@ def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) 
     if own.rank == last:
         if not engine.drafters or engine.draft_address:
             return 0
+        logger.setLevel(logging.INFO)  # for the lines of the draft
         return DraftProcess(engine, draft_address(engine, rendezvous), is_own=True).keep(partial(is_over, store))
     code = _run_target(command, config, rendezvous, store)
     store.set(ADDRESS, "")

@@ -147,4 +147,6 @@ def _job(file: Path) -> dict[str, Any]:
     rows = result.get("rows", [])
     if "metrics" in result:  # of one answer
         rows = [{name: result[name] for name in ("mode", "policy", "drafter")} | result["metrics"]]
+    elif result.get("complete") and not rows:  # of a file of answers, or of `bench`
+        rows = [{"mode": "complete", "tokens_per_second": result.get("tokens_per_second")}]
     return {**job, "run_dir": str(directory), "rows": rows}

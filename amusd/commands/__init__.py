@@ -17,7 +17,7 @@ class Command(NamedTuple):
     takes: str = ""
     """Arguments in place of `KEY=VALUE ...`; the first is a folder."""
     computes: bool = True
-    """Whether it computes passes; a command that takes a folder never does."""
+    """Whether it computes passes."""
     has_result: bool = True
     """Whether it ends with a result. Only then can it be swept, and are its events kept."""
     has_folder: bool = True
@@ -34,10 +34,14 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command("all modes on the same prompts, in one table", needs_prompts=True),
     "simulate": Command("what each mode would gain, from given times or those of a run", computes=False),
     "bench": Command("what one pass, one draft step and one message cost here, beside their floors"),
-    "trace": Command("what a run did: a timeline for Perfetto, a picture, and times", takes="RUN_DIR [sequence=N]"),
+    "trace": Command(
+        "what a run did: a timeline for Perfetto, a picture, and times", takes="RUN_DIR [sequence=N]", computes=False
+    ),
     "doctor": Command("what will and will not work on this machine, and why", has_result=False, has_folder=False),
-    "keys": Command("write the keys of a link between two machines to a new folder", takes="FOLDER"),
-    "export-draft": Command("write the embedded draft to a new folder, as a transformers checkpoint", takes="FOLDER"),
+    "keys": Command("write the keys of a link between two machines to a new folder", takes="FOLDER", computes=False),
+    "export-draft": Command(
+        "write the embedded draft to a new folder, as a transformers checkpoint", takes="FOLDER", computes=False
+    ),
 }
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import statistics
 import timeit
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from amusd.checkpoints.checkpoint import find_checkpoint
 from amusd.checkpoints.loading import describe_drafter, load_draft_model, load_target, model_path, target_dtype
+from amusd.checkpoints.tokenizer import Tokenizer
 from amusd.checkpoints.transformers_models import quiet_transformers
 from amusd.commands.job import Job
 from amusd.commands.other_worker import LONG, Surrounding, measure_one_way, neighbour
@@ -35,7 +37,7 @@ from amusd.models.passes import Rows
 from amusd.protocol.draft_tree import Node, Transition
 from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import claim_device, device_of, settle_devices, warn_of_sharing
+from amusd.runtime.devices import claim_device, device_of, free_bytes, settle_devices, warn_of_sharing
 from amusd.transport.factory import ON_ONE_MACHINE
 
 CONTEXT_LENGTH = 200
@@ -50,7 +52,7 @@ TEXT = "The harbour master keeps a notebook in which he writes down every ship t
 
 Drafts: TypeAlias = Mapping[str, ModelRunner]
 Generate: TypeAlias = Callable[[Sequence[int], int], object]
-"""Decodes a prompt's answer of so many tokens by transformers."""
+"""`generate(prompt, number)`: decode `number` tokens by transformers."""
 _LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
 
 
@@ -88,7 +90,7 @@ def run(job: Job) -> int:
             generate = load_transformers(path, target_dtype(engine, device), device)
             if generate is None:
                 logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
-        prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
+        prompt = context_of(tokenizer, [target, *drafts.values()])
         result, report = measure_models(target, drafts, generate, prompt, busy)
     result |= {"transport": transport, "complete": True}
     result["environment"] = read_json(job.folder / "environment.json")
@@ -97,6 +99,14 @@ def run(job: Job) -> int:
         for name, link in transport.items()
     ]
     return job.conclude(result, "\n\n".join([*report, table(("link", "one way us p50", "p99"), links)]))
+
+
+def context_of(tokenizer: Tokenizer, models: Iterable[ModelRunner]) -> list[int]:
+    """Token ids of the context: `CONTEXT_LENGTH`, or as many as leave room in every model. Raises `ConfigError`."""
+    length = min(CONTEXT_LENGTH, *(model.max_length - NUM_TOKENS for model in models))
+    if length < max(WIDTHS):
+        raise ConfigError(f"max_model_len: `amusd bench` needs room for {max(WIDTHS) + NUM_TOKENS} tokens")
+    return (tokenizer.encode(TEXT) * length)[:length]
 
 
 @contextmanager
@@ -171,7 +181,7 @@ def measure_models(
 
 
 def _by_width(ms: Mapping[str, float], name: str) -> dict[str, float]:
-    return {str(width): ms[f"{name}, {width} rows"] for width in WIDTHS}
+    return {str(width): ms[key] for width in WIDTHS if (key := f"{name}, {width} rows") in ms}
 
 
 def _passes_and_steps(target: ModelRunner, drafts: Drafts, prompt: Sequence[int]) -> Iterator[tuple[str, Work]]:
@@ -182,7 +192,7 @@ def _passes_and_steps(target: ModelRunner, drafts: Drafts, prompt: Sequence[int]
     for name, model in drafts.items():
         yield f"draft step, {name}", _steps(model, prompt, DRAFT_STEPS)
         drafter = ModelDrafter(model, NgramCache())
-        for width in WIDTHS:
+        for width in () if model.network.is_recurrent else WIDTHS:  # recurrent layers draft chains alone
             yield f"draft step, {name}, tree, {width} rows", _tree_step(drafter, prompt, width)
 
 
@@ -227,7 +237,8 @@ def time_in_turns(work: Mapping[str, Work], *surroundings: Surrounding) -> list[
 
 def read_bandwidth(device: str) -> float:
     """GB/s (10^9 bytes) of a sequential read by torch's sum, best of seven: the floor of every pass."""
-    values = torch.ones((2 << 30 if device.startswith("cuda") else 256 << 20) // 4, dtype=torch.float32, device=device)
+    size = min(2 << 30 if device.startswith("cuda") else 256 << 20, free_bytes(device) // 2)
+    values = torch.ones(size // 4, dtype=torch.float32, device=device)
     return 4 * values.numel() / min(timeit.repeat(lambda: values.sum().item(), repeat=7, number=1)) / 1e9
 
 
@@ -253,8 +264,9 @@ def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
 
 
 def one_pass(model: ModelRunner, prompt: Sequence[int], width: int) -> Work:
-    """A pass over the first `width` tokens of `prompt`, after the whole prompt."""
-    return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
+    """A pass after the prompt, over `width` tokens or as many as a pass may have there."""
+    tokens = [*islice(cycle(prompt), min(width, model.numerics.max_rows(len(prompt))))]
+    return _behind(prompt, model, width, lambda cache: model.run([Rows(tokens, cache)])[0].choose())
 
 
 def _steps(model: ModelRunner, prompt: Sequence[int], number: int) -> Work:

@@ -1,9 +1,8 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
 The contestants of a batch size take turns in rotating order, so that a change in the machine's speed affects all alike.
-In a turn each answers one prompt. With several answers at a time (`compare.batch_sizes`) each answers a load of
-prompts, whose speed is that of all its answers together. A synchronous row shows the fastest of
-`compare.synchronous_lengths`. If the draft is lost, nothing is measured until the next one is there.
+In a turn each answers one prompt, or in batches (`compare.batch_sizes`) a load of prompts, which is timed as a whole. A
+synchronous row shows the fastest of `compare.synchronous_lengths`. While a draft is lost, nothing is measured.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers in a load per place of the batch; a larger load makes its partly empty end count less."""
+"""Answers of a load for each place in the batch. Places are empty at its end, which counts less in a longer load."""
 LOOK_SECONDS = 0.1
 
 
@@ -261,11 +260,11 @@ def speedup(plain: Generation, answer: Generation) -> float:
     return first / second
 
 
-def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
-    """Logit of the expected token minus that of the found one where they differ; infinite if one begins the other."""
+def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float | None:
+    """Logit of the expected token minus that of the found one where they differ; None if one begins the other."""
     place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
-        return float("inf")
+        return None
     prefix, model = (*prompt, *expected[:place]), engine.worker.model
     with engine.scheduler.alone():
         [cache] = model.new_caches(1, len(prefix))

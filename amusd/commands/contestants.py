@@ -53,7 +53,9 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
         policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
         found += [(replace(decoding, policy=policy), drafter.kind) for policy in policies]
     sized = dict.fromkeys([(plain, None, 1), *((*one, size) for size in config.compare.batch_sizes for one in found)])
-    return [Contestant(*one, num_devices=count_devices(devices if one[1] else devices[:-1])) for one in sized]
+    num_alone = count_devices(devices[:-1])
+    num_devices = count_devices(devices) if config.drafter.address is None else num_alone + 1  # the draft's elsewhere
+    return [Contestant(*one, num_devices=num_devices if one[1] else num_alone) for one in sized]
 
 
 def count_devices(devices: Sequence[str]) -> int:

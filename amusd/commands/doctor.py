@@ -31,6 +31,7 @@ from amusd.transport.factory import ON_ONE_MACHINE, link_address, listen
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
+SELF_TEST_TOKENS = 32
 _MARKS = {True: "ok", False: "FAIL", None: ""}
 _NOTICEABLE = 1.1
 """A finding warns if the draft slows a pass by this factor."""
@@ -45,7 +46,7 @@ def run(job: Job) -> int:
     """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2."""
     findings, drafter = [], job.config.drafter
     drafter.require(drafter.address is None, "address", "`amusd doctor` looks at this machine")
-    for name, ok, text in _findings(job.config.engine()):
+    for name, ok, text in _findings(job.config.engine_for("doctor")):
         findings.append({"name": name, "ok": ok, "text": text})
         job.console.text(f"{_MARKS[ok]:<4}  {name:<18}  {text}")
     healthy = all(finding["ok"] is not False for finding in findings)
@@ -135,6 +136,10 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
             yield f"passes {device}", True, find_way(each, each.new_cache(min(each.max_length, 100)))
     yield from _windows(config, model)
     prompt = tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
+    needed = len(prompt) + max(SELF_TEST_TOKENS, config.max_verify_width)
+    if needed > model.max_length:
+        yield "exactness", None, f"not measured: needs room for {needed} tokens (max_model_len)"
+        return
     yield _exactness(config, model, prompt)
     yield from _passes(config, model, prompt)
 
@@ -158,7 +163,7 @@ def _windows(config: EngineConfig, model: ModelRunner) -> Iterator[Finding]:
 
 
 def _exactness(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Finding:
-    found = measure_width_invariance(model, prompt, num_tokens=32, num_caches=config.max_num_seqs)
+    found = measure_width_invariance(model, prompt, SELF_TEST_TOKENS, num_caches=config.max_num_seqs)
     text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
     ok = not any(found) if config.verify_width == "fixed" else None
     return "exactness", ok, f"{text} (verify_width={config.verify_width})"

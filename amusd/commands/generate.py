@@ -31,7 +31,7 @@ def run(job: Job) -> int:
 
 
 def generate(job: Job, engine: Engine) -> Done:
-    """One answer, streamed, or those of one conversation; the result is the last."""
+    """Stream one answer, or the answers of one conversation; return the last as the result."""
     config, asker, summaries = job.config, Asker(engine, job.config), list[str]()
     engine.encode(job.prompts[0].turns, raw=config.workload.raw)  # raises for what cannot be answered at all
     result: dict[str, Any] = {"complete": True}
@@ -144,8 +144,8 @@ def unfolded(
 ) -> Iterator[Encoded]:
     """Yield a prompt and its tokens, then each further turn of its conversation.
 
-    A turn stands after the answer to the one before, which is the last of `said` by then. A turn that cannot be used
-    ends the conversation, with a line in `refused`.
+    The caller adds the answer to each turn to `said` before it takes the next one. A turn that cannot be used ends the
+    conversation, with a line in `refused`.
     """
     asked: WorkloadPrompt | None = prompt
     while asked is not None:

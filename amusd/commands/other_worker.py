@@ -78,13 +78,17 @@ def neighbour(device: str, cores: AbstractSet[int]) -> Iterator[Surrounding]:
     with _started("compute", cores, device, stdin=pipe, stdout=pipe, bufsize=0) as process:
         orders, answers = process.stdin, process.stdout
 
+        def tell(order: bytes) -> None:
+            with suppress(BrokenPipeError):  # it has ended, and so have its answers
+                orders.write(order)
+
         @contextmanager
         def busy() -> Iterator[None]:
-            orders.write(_WORK)
+            tell(_WORK)
             if not select.select([answers], [], [], READY_SECONDS)[0] or not answers.read(1):
                 raise PeerLostError("the process beside which passes are timed does not compute")
             yield
-            orders.write(_REST)
+            tell(_REST)
 
         yield busy
 

@@ -72,12 +72,12 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     White is idle time. The number on a pass is its committed tokens; a draft step is divided by the fates of its
     tokens.
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     passes = [event for _, part in answers for event in part.passes]
     shown_ms = NUM_PASSES * statistics.median(event.duration_ns for event in passes) / 1e6 if passes else 1.0
     figure, _ = subplots(9.0, 0.7 + 1.25 * len(answers), rows=len(answers))
+    from matplotlib.lines import Line2D  # after `subplots`, which says that matplotlib is missing
+    from matplotlib.patches import Patch
+
     for axes, (name, part) in zip(figure.axes, answers, strict=True):
         _draw_tracks(axes, part, shown_ms)
         axes.set_title(name, loc="left", fontsize=9.5)

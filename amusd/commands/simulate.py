@@ -109,7 +109,8 @@ def simulator_of(config: RunConfig) -> Simulator:
     """
     settings, seed = config.simulate, config.sampling.seed
     make_policy(replace(config.decoding(), mode="asynchronous"))  # raises for a mistake in a user's own policy
-    width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
+    windows = (config.num_speculative_tokens,) if config.policy == "windowed" else ()
+    width = config.engine(longest_block=max((*settings.synchronous_lengths, *windows))).max_verify_width
     if config.calibration is not None:
         costs, traces, accept_next = calibrate(Path(config.calibration), config.drafter.kind)
     else:

@@ -71,7 +71,7 @@ COLUMNS = (
     Column("speedup_quartiles", "quartiles", "{0[0]:.2f}-{0[1]:.2f}".format),
     Column("speedup_vs_best_synchronous", "x best sync", "{:.2f}".format, "over the best synchronous length"),
     Column("acceptance_rate", "accepted", percent, "of the judged candidates"),
-    Column("mean_acceptance_length", "length", "{:.2f}".format, "of acceptance: 1 + accepted / passes with candidates"),
+    Column("mean_acceptance_length", "length", "{:.2f}".format, "of acceptance, 1 + accepted / passes with candidates"),
     Column("tokens_per_verification", "tokens/pass", "{:.2f}".format, "committed by a target pass"),
     Column("p50_inter_token_ms", "p50 ms", "{:.1f}".format, "time between tokens"),
     Column("p99_inter_token_ms", "p99 ms", "{:.1f}".format),
@@ -90,7 +90,8 @@ def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None 
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     hidden = [*hidden, "mean_acceptance_length"]  # a column of the categories' table
     shown = rows_table(rows, [*hidden, *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
-    values = [f"{key}: {round(it, 2) if isinstance(it, float) else it}" for key, it in (summary or {}).items()]
+    known = {key: value for key, value in (summary or {}).items() if value is not None}  # no commit outside a checkout
+    values = [f"{key}: {round(value, 2) if isinstance(value, float) else value}" for key, value in known.items()]
     return "\n\n".join(filter(None, (shown, "\n".join(lines), _categories_table(rows), "; ".join(values))))
 
 

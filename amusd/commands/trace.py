@@ -46,7 +46,9 @@ def run(run_directory: Path, wanted: str | None = None) -> int:
     console, timeline = Console(), _read(run_directory)
     sequences = [event for event in timeline.target if isinstance(event, WholeSequence)]
     if not sequences:
-        raise ConfigError(f"{run_directory}/events: hold no answer; is it a run directory, and has the run ended?")
+        raise ConfigError(
+            f"{run_directory}/events: hold no answer; is it a run directory (of a sweep: a job's) whose run has ended?"
+        )
     sequence, parts = _choose(sequences, wanted), timeline.by_sequence()
     schedule, part = schedule_name(sequence), parts[sequence.sequence_id]
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
@@ -176,14 +178,15 @@ def account(parts: Sequence[Timeline]) -> Iterator[str]:
         yield "  draft steps by rows: " + ", ".join(f"{n}: {rows[n]} of {ns / 1e6:.1f} ms" for n, ns in medians)
         num_empty = sum(not event.num_candidates for event in passes)
         worth_ns, num_late = _regret(parts, passes)
-        worth = f"within the {worth_ns / 1e6:.1f} ms that it is worth"
-        yield f"  {num_late} of {num_empty} passes began without a candidate that was sent {worth}"
+        worth = f"within {worth_ns / 1e6:.1f} ms, which one is worth"
+        yield f"  {num_empty} passes began without a candidate; for {num_late} of them one was sent {worth}"
 
 
 def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[float, int]:
-    """The worth of a first candidate in nanoseconds, and the number of empty passes that one missed by less than this.
+    """The worth of a first candidate in nanoseconds, and the number of passes that should have waited for one.
 
-    Its probability of acceptance is its gain in tokens; the time in which this many tokens are committed is its worth.
+    A first candidate gains as many tokens as its probability of acceptance; its worth is the time that these take.
+    A pass should have waited if it began empty, and one was sent within this time.
     """
     tested = [event.num_accepted > 0 for event in passes if event.num_candidates]
     seconds_ns = sum(own[-1].end_ns - own[0].start_ns for own in (part.passes for part in parts) if own)

@@ -48,11 +48,7 @@ DECODINGS = {
     "auto": DecodingConfig(mode="asynchronous", policy="auto"),
 }
 DRAFTERS = ("embedded", "ngram")
-COMBINATIONS = [
-    (decoding, drafter)
-    for decoding, drafter in itertools.product(DECODINGS, DRAFTERS)
-    if (decoding, drafter) != ("branching", "ngram")  # a lookup drafts no trees
-]
+COMBINATIONS = list(itertools.product(DECODINGS, DRAFTERS))
 KILLED = ("chain", "branching")
 PLAIN = DecodingConfig(mode="autoregressive")
 

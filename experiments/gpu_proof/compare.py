@@ -32,12 +32,12 @@ KEPT = (
 
 
 def high(job: Job) -> None:
-    """Compare at the higher acceptance; the events calibrate the projection."""
+    """Compare at the higher acceptance."""
     compare(job, job.scale.accepts[0], "compare_high")
 
 
 def low(job: Job) -> None:
-    """At the lower one."""
+    """Compare at the lower acceptance."""
     compare(job, job.scale.accepts[-1], "compare_low")
 
 

@@ -1,4 +1,4 @@
-"""Measure the GPU path part by part, and compare with what was expected.
+"""Measure the GPU path part by part. `README.md` says what was expected.
 
 Needs torch, transformers, numpy, msgspec and psutil, on a GPU triton as well: no network, no checkpoint. Each part is a
 process with a limit; a part that fails loses nothing of the others. Without a GPU the parts run with small shapes.

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(request: Request, _arguments: object) -> None:
-    """Measure, unless results are given, then predict and compare."""
+    """Measure, then predict and compare."""
     lines = request.lines()
     if len(lines) < 2:
         raise ConfigError(f"--num-prompts={request.num_prompts}: at least 2, a half to calibrate and a half to measure")

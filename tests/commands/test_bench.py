@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 from models import tiny
+from models.recurrent_models import our_model
 
 from amusd.checkpoints.building import load_model
-from amusd.commands.bench import load_transformers, measure_links, measure_models
+from amusd.commands.bench import (
+    NUM_TOKENS,
+    _by_width,
+    _passes_and_steps,
+    context_of,
+    load_transformers,
+    measure_links,
+    measure_models,
+    read_bandwidth,
+)
 from amusd.commands.other_worker import neighbour
 from amusd.config import HardwareConfig, TransportConfig
+from amusd.errors import ConfigError, PeerLostError
 from amusd.models.numerics import Numerics
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner, extend
@@ -58,6 +72,39 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     names = "draft step, hf", "draft step, hf, tree, 16 rows", "transformers.generate"
     for name in ("target, 4 rows", "target, fixed width", *names, "while the other worker computes"):
         assert name in text
+
+
+def test_a_context_leaves_room_in_every_model(model: ModelRunner) -> None:
+    tokenizer: Any = SimpleNamespace(encode=lambda _text: [5, 6, 7])
+    assert len(context_of(tokenizer, [model])) == model.max_length - NUM_TOKENS
+    small: Any = SimpleNamespace(max_length=39)
+    with pytest.raises(ConfigError, match=r"^max_model_len: `amusd bench` needs room for 40 tokens$"):
+        context_of(tokenizer, [model, small])
+
+
+def test_a_draft_with_recurrent_layers_has_no_figures_of_trees(model: ModelRunner) -> None:
+    work = dict(_passes_and_steps(model, {"hf": our_model("qwen3_5")}, PROMPT))
+    assert [name for name in work if name.startswith("draft")] == ["draft step, hf"]
+    assert _by_width({}, "draft step, hf, tree") == {}
+
+
+def test_the_bandwidth_is_measured_in_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.commands.bench.free_bytes", lambda _device: 1 << 16, raising=False)
+    monkeypatch.setattr(torch, "ones", ones := Mock(wraps=torch.ones))
+    assert read_bandwidth("cpu") > 0
+    assert ones.call_args.args == (1 << 13,)
+
+
+def test_a_neighbour_that_has_ended_is_an_error_of_one_line() -> None:
+    before = {*psutil.Process().children()}
+    with neighbour("cpu", set()) as busy:
+        with busy():
+            pass
+        [process] = {*psutil.Process().children()} - before
+        process.kill()
+        process.wait()
+        with pytest.raises(PeerLostError, match="does not compute"), busy():
+            pass
 
 
 def test_transformers_decodes_the_same_tokens(model: ModelRunner, checkpoint: Path) -> None:

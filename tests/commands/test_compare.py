@@ -198,6 +198,17 @@ def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(
     assert {one["identical"] for one in compared.records()} == {True}
 
 
+@pytest.mark.parametrize(("address", "number"), [(None, 1), ("tcp://10.0.0.2:1", 2)])
+def test_a_draft_elsewhere_has_a_device_of_its_own(address: str | None, number: int) -> None:
+    drafter, hardware = {"kind": "hf", "model": "s", "address": address}, {"devices": ["cuda:0"]}
+    plain, *drafting = contestants_of(run_config(drafter=drafter, hardware=hardware, transport={"insecure": True}))
+    assert (plain.num_devices, {one.num_devices for one in drafting}) == (1, {number})
+
+
+def test_an_answer_that_only_ends_earlier_has_no_gap(compared: Comparison) -> None:
+    assert compare.first_gap(compared.engine, (5,), (6, 7), (6,)) is None
+
+
 def test_the_best_of_several_blocks_stands_beside_running_ahead() -> None:
     config = run_config(mode="asynchronous", policy="chain", compare={"synchronous_lengths": [2, 4]})
     with pair(NGRAM) as (engine, _):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,19 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     assert width != "fixed" or exactness[1].startswith(f"{counted_rows[1]} of {counted_rows[1]} ")
     monkeypatch.setattr("amusd.commands.doctor.free_bytes", lambda _device: 1_000)
     assert looked_at(config)["memory cpu"][0] is False
+
+
+def test_wide_passes_are_timed_and_a_context_that_is_too_short_for_that_is_told(tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
+    target = TargetConfig(kind="hf", model=str(tmp_path), dtype="float32")
+    config = EngineConfig(
+        target=target, drafters=(DrafterConfig(kind="ngram"),), max_model_len=256, max_verify_width=64
+    )
+    assert looked_at(config)["rows"][1].startswith("a pass of 1, 2, 64 rows takes ")
+    ok, text = looked_at(replace(config, max_model_len=100))["exactness"]
+    assert ok is None
+    assert re.fullmatch(r"not measured: needs room for \d+ tokens \(max_model_len\)", text)
 
 
 def test_it_says_what_the_positions_outside_of_windows_cost(tmp_path: Path) -> None:

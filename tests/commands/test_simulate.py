@@ -87,6 +87,11 @@ def test_what_is_given_wins_over_what_a_run_has_shown(recorded: tuple[Path, dict
     assert (found(accept=0.5).accept, found(accept=0.5).accept_next) == (0.5, 0.4)
 
 
+def test_a_pass_verifies_a_whole_window_as_in_compare() -> None:
+    config = configured(policy="windowed", num_speculative_tokens=16)
+    assert simulator_of(config).max_candidates == config.engine_for("compare").max_verify_width - 1
+
+
 def test_a_run_is_simulated_from_its_own_events(recorded: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, first = recorded
     tried = {"synchronous_lengths": [4], "min_candidates": [2], "batch_size": 3, "knee_rows": 200}

@@ -34,6 +34,7 @@ MISTAKES = [
     ("is 1+1=2?", "is 1+1=2?: expected KEY=VALUE; a prompt is written prompt='is 1+1=2?'"),
     ("drafter=ngrams", "drafter=ngrams: expected auto, cascade, custom, dflash, eagle, "),
     ("experiment=nope", "experiment=nope: expected acceptance_grid, "),
+    ("target=gpt2", "target=gpt2: expected embedded, hf, the folder or hub name (OWNER/NAME) of a checkpoint"),
     ("target=hf", "target.model=None: a folder or hub name is needed with target=hf"),
     ("max_lookahead=${nothing}", "max_lookahead: Interpolation key 'nothing' not found"),
     ("sampling=3", "sampling=3: expected a mapping"),
@@ -76,17 +77,27 @@ def test_every_choice_composes_and_begins_with_its_own_command_where_it_says_one
         assert config.sampling.max_new_tokens <= 128
 
 
+@pytest.mark.parametrize("pair", ["qwen3_8b", "gpt_oss_20b"])
 @pytest.mark.parametrize(
-    ("argument", "kind", "model"),
+    ("arguments", "kind", "model"),
     [
-        ("drafter=ngram", "ngram", None),
-        ("drafter=/other", "hf", "/other"),
-        ("drafter.model=/m", "hf", "/m"),
+        (["drafter=ngram"], "ngram", None),
+        (["drafter=/other"], "hf", "/other"),
+        (["drafter=hf", "drafter.model=/m"], "hf", "/m"),
+        (["drafter=eagle", "drafter.model=/m"], "eagle", "/m"),
+        (["drafter=mine.py:make"], "custom", None),
     ],
 )
-def test_a_choice_of_drafter_holds_over_that_of_a_pair(argument: str, kind: str, model: str | None) -> None:
-    drafter = compose_config(["pair=qwen3_8b", argument]).drafter
+def test_a_choice_of_drafter_holds_over_that_of_a_pair(
+    pair: str, arguments: list[str], kind: str, model: str | None
+) -> None:
+    drafter = compose_config([f"pair={pair}", *arguments]).drafter
     assert (drafter.kind, drafter.model) == (kind, model)
+
+
+def test_the_model_of_a_pairs_drafter_may_be_another() -> None:
+    drafter = compose_config(["pair=qwen3_8b", "drafter.model=/m"]).drafter
+    assert (drafter.kind, drafter.model) == ("hf", "/m")
 
 
 @pytest.mark.parametrize(("typed", "biases"), [("[[5,-1]]", ((5, -1.0),)), ("{5: -1}", ((5, -1.0),)), ("null", ())])

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
 
 import amusd
 from amusd.commands import COMMANDS
@@ -53,6 +54,9 @@ MISTAKES = [
         "trace: name one folder, and nothing else: amusd trace RUN_DIR",
     ),
     (["trace", "/proc/nowhere"], "/proc/nowhere/events: hold no answer; is it a run directory"),
+    (["trace", "/proc/max_lookahead=4"], "/proc/max_lookahead=4/events: hold no answer; is it a run directory"),
+    (["doctor", "drafter=medusa", "drafter.model=/m"], "drafter=medusa: cannot run ahead of the target, "),
+    (["compare", "pair=qwen3_8b", "drafter=ngram,self"], "drafter=ngram,self: several values are a sweep, which needs"),
 ]
 
 
@@ -105,6 +109,34 @@ def test_a_configuration_is_printed_and_may_start_from_a_file_of_ones_own(
     assert printed["sampling"]["max_new_tokens"] == 6
 
 
+@pytest.mark.parametrize(
+    ("file", "typed", "expected"),
+    [
+        ("drafter: {kind: hf, model: /m}", ["drafter=ngram"], {"drafter.kind": "ngram", "drafter.model": None}),
+        ("drafter: {kind: ngram}", ["drafter.model=/m", "drafter=hf"], {"drafter.kind": "hf", "drafter.model": "/m"}),
+        ("drafter: {options: {path: a}}", ["drafter.options.path=b"], {"drafter.options": {"path": "b"}}),
+        ("hardware: {devices: [cuda:0]}", ["hardware=cpu"], {"hardware.devices": ["cpu", "cpu"]}),
+        ("max_lookahead: 4", ["hardware=8b_1_1", "max_lookahead=5"], {"hardware.devices": ["cuda:0", "cuda:1"]}),
+    ],
+)
+def test_what_is_typed_holds_over_a_file_of_ones_own(
+    file: str, typed: list[str], expected: dict[str, object], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [config, _self_]\n{file}\n")
+    assert main(["generate", *typed, "-cd", str(tmp_path), "--config-name", "mine", "--cfg", "job"]) == 0
+    config = OmegaConf.create(capsys.readouterr().out)
+    assert {key: OmegaConf.select(config, key) for key in expected} == expected
+
+
+def test_a_signal_before_the_first_job_of_a_sweep_is_no_mistake(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.main._hydra", Mock(side_effect=KeyboardInterrupt(15)))
+    assert main(["generate", "-m", "max_lookahead=4,8"]) == 128 + 15
+    assert capsys.readouterr() == ("", "")
+
+
 def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     overview = capsys.readouterr().out
@@ -115,6 +147,8 @@ def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert "drafter: auto, cascade, custom, dflash" in text
     assert "\nmax_lookahead: 16\n" in text
+    assert main(["trace", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: amusd trace RUN_DIR [sequence=N]\n")
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"amusd {amusd.__version__}\n"
 

@@ -19,7 +19,7 @@ import pytest
 from amusd.errors import ConfigError
 from amusd.settings import to_mapping
 from launch.compose import compose_config
-from launch.ray_serve import Replica, application, options_of
+from launch.ray_serve import Replica, application, build, options_of
 from tests.launch.processes import assert_gone, descendants
 
 from .small_pair import save_pair
@@ -58,6 +58,13 @@ def test_no_engine_keeps_to_cores_since_all_of_a_machine_would_to_the_same(monke
     name, settings = application(config)
     assert name == "engines"
     assert settings["hardware"] == {**to_mapping(config)["hardware"], "pin_cores": False}
+
+
+def test_nothing_in_a_file_of_rays_is_nothing_for_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AMUSD_API_KEY", raising=False)
+    monkeypatch.setattr("launch.ray_serve.application", lambda config: config)
+    config = build({"serve.api_key": None, "ray.max_replicas": None, "hardware.pin_cores": True})
+    assert (config.serve.api_key, config.ray.max_replicas, config.hardware.pin_cores) == (None, None, True)
 
 
 def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(

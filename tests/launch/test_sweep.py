@@ -93,6 +93,23 @@ def test_the_summary_is_a_table_and_a_file(tmp_path: Path) -> None:
     ]
 
 
+def test_a_job_that_was_whole_has_a_row_though_its_command_has_none(tmp_path: Path) -> None:
+    job(tmp_path, 0, "max_lookahead=8", complete=True, out="answers.jsonl", tokens_per_second=12.345)
+    job(tmp_path, 1, "max_lookahead=4", complete=True, target={})  # as of `bench`
+    document = summarize(tmp_path)
+    assert all(one["rows"] for one in document["jobs"])
+    table = summary_table(document).partition("\n\n")[0].splitlines()
+    assert [line.split() for line in table[2:]] == [["0", "8", "complete", "12.3"], ["1", "4", "complete"]]
+
+
+def test_a_sweep_over_drafters_holds_over_that_of_a_pair(tmp_path: Path) -> None:
+    small = ["simulate.num_tokens=8", "simulate.synchronous_lengths=[1]", "simulate.min_candidates=[0]"]
+    given = ["accept=0.8", "verify_ms=25", "draft_ms=2.5", *small, "run_dir=out"]
+    done = run(amusd_command("simulate", "-m", "pair=qwen3_8b", "drafter=ngram,self", *given), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [read_config(tmp_path / "out" / name).drafter.kind for name in "01"] == ["ngram", "self"]
+
+
 def test_a_job_is_done_if_it_was_whole_had_a_draft_all_along_and_the_same_settings(tmp_path: Path) -> None:
     done = job(tmp_path, 0, complete=True)
     assert is_done(done, RunConfig(run_dir=str(done), output="json"))

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from lines import refusal
+from lines import logged, refusal
 from runtime.gpu_doubles import pretend_gpus
 from torch.distributed import HashStore
 
@@ -63,6 +63,18 @@ def test_torchruns_own_report_ends_with_the_mistake(tmp_path: Path, monkeypatch:
     assert launch.run.run(["prompt=a"]) == 2
     message = json.loads((tmp_path / "error.json").read_text())["message"]
     assert message.startswith("amusd: WORLD_SIZE=3: start 2 processes")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_drafter_by_default_is_said_by_rank_0_alone(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("set_environment", "check_workers"):
+        monkeypatch.setattr(f"launch.run.{name}", lambda _: None)
+    monkeypatch.setattr("launch.run._run_rank", lambda *_: 0)
+    with logged() as lines:
+        assert launch.run.run(["target=org/model", "prompt=a"]) == 0
+    assert [line.partition(" ")[0] for line in lines] == ["drafter=ngram"] * (rank == 0)
 
 
 @pytest.mark.parametrize("allowed", ["transport.insecure=true", "transport.keys=/keys"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -155,12 +156,22 @@ def test_the_file_the_picture_and_the_figures_of_a_sequence(run_directory: Path,
     assert "asynchronous (chain), drafter simulated:\n" in printed
     assert "\n  2 candidates: " in printed
     assert "\n  draft steps by rows: 1: " in printed
-    assert " passes began without a candidate that was sent within the " in printed
+    assert " passes began without a candidate; for " in printed
     assert json.loads((run_directory / "trace.json").read_text())["metadata"]["sequence_id"] == 2001
     svg = (run_directory / "timeline.svg").read_text()
     assert "synchronous, blocks of 2" in svg
     assert "asynchronous (chain)" in svg
     assert (run_directory / "timeline.png").is_file()
+
+
+def test_without_matplotlib_there_is_a_trace_and_a_line_about_the_picture(
+    run_directory: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.lines", "matplotlib.patches"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert run(run_directory) == 0
+    assert "timeline.svg: not drawn: figures need matplotlib: pip install 'amusd[plots]'\n" in capsys.readouterr().out
+    assert (run_directory / "trace.json").is_file()
 
 
 def test_what_cannot_be_traced_is_said_in_one_line(run_directory: Path) -> None:
