@@ -106,7 +106,7 @@ def unpack_probs(data: bytes, token_id: int, vocab_size: int) -> TokenProbs:
         raise ValueError(f"draft probabilities of {len(data)} bytes")
     token_ids = np.frombuffer(data, dtype=_ID, count=number)
     probabilities = np.frombuffer(data, dtype=_PROBABILITY, offset=number * _ID.itemsize)
-    if token_ids[0] < 0 or token_ids[-1] >= vocab_size or (np.diff(token_ids) <= 0).any():
+    if token_ids[0] < 0 or token_ids[-1] >= vocab_size or (token_ids[1:] <= token_ids[:-1]).any():
         raise ValueError(f"draft probabilities whose ids are not ascending in [0, {vocab_size})")
     total = float(probabilities.sum(dtype=np.float64)) if (probabilities >= 0).all() else float("nan")
     if not abs(total - 1) <= _SUM_TOLERANCE:

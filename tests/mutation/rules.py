@@ -534,6 +534,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the least likely are reported first": ("pair: (-pair[1], pair[0])", "pair: (pair[1], pair[0])"),
     },
     ("amusd/sampling/acceptance.py", "tests/sampling/test_rejection.py"): {
+        "ids whose differences overflow pass as ascending": (
+            "(token_ids[1:] <= token_ids[:-1])",
+            "(np.diff(token_ids) <= 0)",
+        ),
         "a candidate is judged by the draft's chance alone": (" * q.of(candidate)\n", "\n"),
         "a row is not what was drawn from": ("(weights / weights.sum())", "(np.ones(len(weights)) / len(weights))"),
         "what takes a candidate's place is drawn from the target's whole row": ("=True), left, p)", "=True), p, p)"),
