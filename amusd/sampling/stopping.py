@@ -57,5 +57,5 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
     """How many last characters of `text` may begin a stop string."""
-    beginnings = (string[:length] for string in stop for length in range(1, len(string)))
-    return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
+    ends = (text[start:] for start in range(len(text)))  # held text begins one, so the first end is mostly it
+    return next((len(end) for end in ends if any(string.startswith(end) for string in stop)), 0)

@@ -558,7 +558,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "noise of tokens that cannot be proposed is forgotten": ("self._noise_of_token(token_id, key)", "0.0"),
     },
     ("amusd/sampling/stopping.py", "tests/sampling/test_text.py"): {
-        "a stop string across tokens is not seen": ("range(1, len(string))", "()"),
+        "a stop string across tokens is not seen": ("in range(len(text))", "in ()"),
         "stop wins over end-of-sequence": (
             "        if token_id in self.eos_token_ids:\n",
             "        if token_id in self.eos_token_ids and not any(string in self._held for string in self.stop):\n",
