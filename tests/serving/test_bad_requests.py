@@ -41,6 +41,9 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {str(id_): 1 for id_ in range(MAX_BIASES + 1)}}, "logit_bias", f"of length <= {MAX_BIASES}"),
     ({"tools": [TOOL]}, "tools", "not supported by this server"),
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
+    ({"skip_special_tokens": False}, "skip_special_tokens", "not supported by this server"),
+    ({"add_generation_prompt": False}, "add_generation_prompt", "not supported by this server"),
+    ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens", "not supported by this server"),
     (message(content="a" * 500), "messages", "leave no room in a context of 400"),
     (message(content="\ud800"), None, r"the body is not JSON: \ud800 is half of a surrogate pair"),
     ({"max_tokens": 4.5}, "max_tokens", "got `float`"),
@@ -111,7 +114,8 @@ WITHOUT_EFFECT = {
     "tool_choice": "none", "tools": [TOOL], "function_call": "none", "functions": [TOOL["function"]],
     "modalities": ["text"], "reasoning_effort": "none", "verbosity": "medium", "response_format": {"type": "text"},
     "seed": 1.0, "n": 1.0, "min_tokens": 0, "priority": 3, "model": None, "stop": None, "user": "ann", "echo": False,
-    "skip_special_tokens": True, "stream_options": {"include_usage": True, "include_obfuscation": None},
+    "skip_special_tokens": True, "add_special_tokens": False,
+    "stream_options": {"include_usage": True, "include_obfuscation": None},
 }  # fmt: skip
 
 
