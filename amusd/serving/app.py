@@ -76,7 +76,8 @@ def _routes(service: Service) -> Starlette:
 async def _body(request: Request) -> bytes:
     """The body. Raises `RequestError` if it is too large, or of a type that another site's page could send."""
     where, content = f"{request.method} {request.url.path}", bytearray()
-    if "json" not in request.headers.get("content-type", ""):
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if not kind.strip().lower().endswith("json"):
         raise RequestError(f"{where}: the body must be sent as Content-Type: application/json")
     try:
         async for part in request.stream():

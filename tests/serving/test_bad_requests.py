@@ -91,6 +91,16 @@ def test_what_is_no_request_gets_the_same_shape(
     check(server.http.request(method, path, content=content, headers=HEADERS), status, None, text)
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "text/plain; charset=json", "multipart/form-data; boundary=json"])
+def test_a_body_that_the_page_of_another_site_could_send_is_refused(server: Running, kind: str) -> None:
+    """A browser asks no server before it sends these types, whatever their parameters."""
+    content = json.dumps(server.chat(max_tokens=1))
+    refused = server.http.post(CHAT, content=content, headers={"Content-Type": kind})
+    check(refused, 400, None, "must be sent as Content-Type: application/json")
+    taken = server.http.post(CHAT, content=content, headers={"Content-Type": "Application/JSON; charset=utf-8"})
+    assert taken.status_code == 200
+
+
 def test_a_body_without_a_length_is_cut_off_too(server: Running) -> None:
     body = (b" " * 1_000 for _ in range(81))
     check(server.http.post(CHAT, content=body, headers=HEADERS), 413, None, "larger than 80000 bytes")
