@@ -143,7 +143,8 @@ def _check(scope: Scope, config: ServeConfig) -> None:
     headers, key = dict(scope["headers"]), config.api_key
     name = re.sub(r":\d*$", "", headers.get(b"host", b"localhost").decode("latin-1"))
     host = name.strip("[]").rstrip(".").lower()
-    if key is None and is_here(config.host) and not is_here(host) and host not in config.allowed_hosts:
+    is_own = is_here(host) or host in {name.lower() for name in config.allowed_hosts}
+    if key is None and is_here(config.host) and not is_own:
         message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
         raise RequestError(message, status=403, code="host_not_allowed")
     if key is not None and scope["path"] not in OPEN:

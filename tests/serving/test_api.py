@@ -179,7 +179,7 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
 
 
 def test_a_server_on_loopback_answers_to_its_own_names_alone() -> None:
-    with serving(plain_engine(), mode="autoregressive", allowed_hosts=("proxy.example",)) as server:
+    with serving(plain_engine(), mode="autoregressive", allowed_hosts=("Proxy.Example",)) as server:
         for host in ("localhost", "a.LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "proxy.example:80"):
             assert server.get("/health", headers={"Host": host}).status_code == 200, host
         for host in ("evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
