@@ -583,6 +583,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "self.transport.write(self.conn.send(h11.D",
             "(self.conn.send(h11.D",
         ),
+        "a hangup ends a server below nohup": ("if before[signal.SIGHUP] is signal.SIG_IGN:", "if False:"),
         "slow clients stay": ("if now - self._awaited_since >= CLIENT_SECONDS:", "if False:"),
         "any number may connect": ("if len(self.connections) > self._most:", "if False:"),
     },
