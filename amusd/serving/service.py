@@ -123,6 +123,8 @@ class AnsweredRequest:
     answers: list[Answer] = field(default_factory=list)
     num_answers: int = 0
     """Answers that take room in the queue, submitted or not."""
+    _has_failed: bool = False
+    """Whether the stream has told an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as one object or as server-sent events."""
@@ -133,7 +135,7 @@ class AnsweredRequest:
         finally:
             self._service.requests.remove(self)
             if self.answers:
-                self._service.metrics.ended(self._began, is_whole)
+                self._service.metrics.ended(self._began, is_whole and not self._has_failed)
             for answer in self.answers:
                 answer.cancel()
 
@@ -178,6 +180,7 @@ class AnsweredRequest:
                 generation = None if tokens else self.answers[index].generation
                 yield b"".join(map(event, writer.more(index, tokens, generation)))
         except Exception as error:  # noqa: BLE001 - the status is sent, so the stream tells the client
+            self._has_failed = True
             yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
         yield DONE
 

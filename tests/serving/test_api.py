@@ -236,6 +236,9 @@ def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
         stream = server.post("/v1/chat/completions", server.chat(stream=True))
         assert events(stream)[-1]["error"]["code"] == "engine_failed"
         assert "secret" not in stream.text + "".join(server.lines)
+        whole = "vllm:e2e_request_latency_seconds_count{}"
+        until(lambda: server.num_aborted + server.figures()[whole] == 2)
+        assert server.num_aborted == 2
         model.run = run  # type: ignore[method-assign]
         assert server.get("/health").status_code == 200
         assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
