@@ -25,6 +25,7 @@ from amusd.types import Token
 _PLAIN = DecodingConfig(mode="autoregressive")
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 _RETRY = {"Retry-After": "1"}
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(eq=False)
@@ -38,8 +39,8 @@ class Service:
     """The schedule of requests that name no mode."""
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
-    may_be_broken: bool = False
-    """Whether an answer has failed, and none was finished since."""
+    failed_at: int | None = None
+    """Tokens that the engine had made when an answer failed last."""
     trial: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a health check generates its token."""
 
@@ -55,14 +56,13 @@ class Service:
         return sum(request.num_answers - sum(answer.is_over for answer in request.answers) for request in self.requests)
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 if the engine can answer. After a failed answer, generates one token to find out."""
+        """Status and document: 200 if the engine can answer. After a failed answer, waits for a token to find out."""
         engine, state = self.engine.engine, "ok"
         try:
             engine.scheduler.check()
             async with self.trial:
-                if self.may_be_broken and not self.is_closing:
-                    await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
-                    self.may_be_broken = False
+                if self._has_failed and not self.is_closing:
+                    await self._try_out()
         except Exception as error:  # noqa: BLE001 - any error means that there are no tokens
             state = f"failing: {type(error).__name__}"
         if self.is_closing:
@@ -75,6 +75,22 @@ class Service:
             "num_requests_waiting": engine.scheduler.num_waiting,
         }
         return (200 if state == "ok" else 503), document
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether an answer has failed, and the engine has made no token since."""
+        return self.failed_at == self.engine.engine.worker.counts.num_tokens
+
+    async def _try_out(self) -> None:
+        """Generate one token, unless another answer gets one first. Raises why there is none."""
+        trial = asyncio.ensure_future(self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN))
+        try:
+            while self._has_failed and not trial.done():
+                await asyncio.wait((trial,), timeout=_LOOK_SECONDS)
+            if trial.done():
+                trial.result()
+        finally:
+            trial.cancel()
 
     def respond(self, body: Body) -> AnsweredRequest:
         """The response to a request. Raises `RequestError` for one that cannot be answered."""
@@ -104,7 +120,7 @@ class Service:
             return config_error(error, "messages" if is_chat and str(error).startswith("prompt") else None)
         if self.is_closing or isinstance(error, StateError):
             return closing_error()
-        self.may_be_broken = True
+        self.failed_at = self.engine.engine.worker.counts.num_tokens
         return RequestError("the engine failed at this answer", status=500, code="engine_failed")
 
 
@@ -192,7 +208,6 @@ class AnsweredRequest:
                 has_begun.add(index)
             elif not tokens:
                 metrics.finished(self.answers[index].generation)
-                self._service.may_be_broken = False
             yield index, tokens
 
 

@@ -217,9 +217,29 @@ def test_however_many_ask_for_health_one_token_at_a_time_is_tried(monkeypatch: p
 
     with serving(plain_engine(), mode="autoregressive") as server:
         service = server.service
-        service.may_be_broken = True
+        service.failed_at = service.engine.engine.worker.counts.num_tokens
         monkeypatch.setattr(service.engine, "generate", generate)
         assert [status for status, _ in asyncio.run(ask())] == [200] * 3
+
+
+def test_after_a_failure_health_waits_for_a_token_and_for_no_place() -> None:
+    engine = plain_engine(max_num_seqs=1)
+    running = serving(engine, mode="autoregressive")
+    with running as server, server.client() as client, ThreadPoolExecutor(2) as threads:
+        run = engine.worker.model.run
+        engine.worker.model.run = Mock(side_effect=RuntimeError)  # type: ignore[method-assign]
+        with pytest.raises(APIStatusError):
+            sampled(client)
+        engine.worker.model.run = run  # type: ignore[method-assign]
+        with closing(Paused(server)) as passes:
+            answer = threads.submit(sampled, client, temperature=0)
+            passes.arrived()  # it has the only place, and no token yet
+            health = threads.submit(server.get, "/health", timeout=10.0)
+            until(lambda: engine.scheduler.num_waiting == 1)
+            passes.go_on()
+            passes.arrived()
+            assert health.result(SECONDS).status_code == 200
+        assert texts(answer.result(SECONDS)) == [ANSWER[:12]]
 
 
 def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
