@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import re
 import time
-import traceback
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from amusd.config import ServeConfig
 from amusd.logs import logger
 from amusd.serving.requests import ChatRequest, CompletionRequest, RequestError, read
-from amusd.serving.service import Service, event_stream
+from amusd.serving.service import Service, event_stream, place_of
 from amusd.serving.timeline import listen
 from amusd.transport.addresses import is_loopback
 
@@ -121,7 +120,7 @@ _HANDLERS: dict[Any, Any] = {
 def make_app(service: Service) -> ASGIApp:
     """The server as an ASGI application: checks every request before the routes.
 
-    An unexpected exception becomes status 500, and one line for the operator without anything of the request.
+    An unexpected exception becomes status 500, and one line for the operator without the request's content.
     """
     routes = _routes(service)
 
@@ -132,8 +131,7 @@ def make_app(service: Service) -> ASGIApp:
         except RequestError as error:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - uvicorn would print its message, which may quote a request
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            logger.error(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
+            logger.error("%s: %s", scope["path"], place_of(error))
 
     return app
 

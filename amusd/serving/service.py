@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +17,8 @@ from amusd.answer import Answer
 from amusd.async_engine import AsyncEngine, read
 from amusd.checkpoints.tokenizer import IncrementalDecoder
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
-from amusd.errors import ConfigError, NotFiniteError, StateError
+from amusd.errors import AmusdError, ConfigError, NotFiniteError, StateError
+from amusd.logs import logger
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, sampling_params
 from amusd.serving.responses import DONE, Writer, event
@@ -113,7 +115,7 @@ class Service:
             raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
     def error_of(self, error: Exception, *, is_chat: bool) -> RequestError:
-        """Return the error for the client of an answer that failed."""
+        """The error for the client of an answer that failed; logs what is no client's fault."""
         if isinstance(error, RequestError):
             return error
         if isinstance(error, ConfigError) and not isinstance(error, NotFiniteError):
@@ -121,6 +123,7 @@ class Service:
         if self.is_closing or isinstance(error, StateError):
             return closing_error()
         self.failed_at = self.engine.engine.worker.counts.num_tokens
+        logger.error("an answer failed: %s", error if isinstance(error, AmusdError) else place_of(error))
         return RequestError("the engine failed at this answer", status=500, code="engine_failed")
 
 
@@ -234,6 +237,12 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def place_of(error: Exception) -> str:
+    """Type and place of an error. Its message may quote a request, of which nothing is logged."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})"
 
 
 def closing_error() -> RequestError:

@@ -597,6 +597,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/serving/service.py", "tests/serving/test_api.py tests/serving/test_leaving.py"): {
         "a stream that failed counts as a whole answer": (" and not self._has_failed)", ")"),
         "health waits for a place of its own": ("while self._has_failed and not trial", "while not trial"),
+        "nobody is told of an engine that fails": ("        logger.error(", "        str("),
         "all choices have one seed": ("(self._params.seed + choice)", "self._params.seed"),
         "the queue of requests has no end": ("if self.num_in_flight + number > self.room:", "if False:"),
         "a client that goes away keeps its row": ("(working, leaving), return_when", "(working,), return_when"),

@@ -251,6 +251,8 @@ def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
         with pytest.raises(APIStatusError) as failed:
             sampled(client)
         assert (failed.value.status_code, failed.value.code) == (500, "engine_failed")
+        (line,) = server.lines
+        assert line.startswith("an answer failed: RuntimeError in ")
         health = server.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "failing: RuntimeError")
         stream = server.post("/v1/chat/completions", server.chat(stream=True))
