@@ -17,7 +17,7 @@ from amusd.answer import Answer
 from amusd.async_engine import AsyncEngine, read
 from amusd.checkpoints.tokenizer import IncrementalDecoder
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
-from amusd.errors import AmusdError, ConfigError, NotFiniteError, StateError
+from amusd.errors import AmusdError, ConfigError, StateError
 from amusd.logs import logger
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, sampling_params
@@ -114,12 +114,10 @@ class Service:
         if self.num_in_flight + number > self.room:
             raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
-    def error_of(self, error: Exception, *, is_chat: bool) -> RequestError:
+    def error_of(self, error: Exception) -> RequestError:
         """The error for the client of an answer that failed; logs what is no client's fault."""
         if isinstance(error, RequestError):
             return error
-        if isinstance(error, ConfigError) and not isinstance(error, NotFiniteError):
-            return config_error(error, "messages" if is_chat and str(error).startswith("prompt") else None)
         if self.is_closing or isinstance(error, StateError):
             return closing_error()
         self.failed_at = self.engine.engine.worker.counts.num_tokens
@@ -163,11 +161,16 @@ class AnsweredRequest:
             writer = await self._submit()
             document = None if self._body.stream else await self._whole(writer)
         except Exception as error:
-            raise self._service.error_of(error, is_chat=self._body.is_chat) from error
+            raise self._error_of(error) from error
         if document is None:
             await event_stream(self._events(writer)).stream_response(send)
         else:
             await JSONResponse(document)(scope, receive, send)
+
+    def _error_of(self, error: Exception) -> RequestError:
+        if isinstance(error, ConfigError) and len(self.answers) < self.num_answers:  # a mistake in the request
+            return config_error(error, "messages" if self._body.is_chat and str(error).startswith("prompt") else None)
+        return self._service.error_of(error)
 
     async def _submit(self) -> Writer:
         service, body, engine = self._service, self._body, self._service.engine
@@ -200,7 +203,7 @@ class AnsweredRequest:
                 yield b"".join(map(event, writer.more(index, tokens, generation)))
         except Exception as error:  # noqa: BLE001 - the status is sent, so the stream tells the client
             self._has_failed = True
-            yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
+            yield event(self._error_of(error).body)
         yield DONE
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, list[Token]], None]:

@@ -14,7 +14,9 @@ from openai import APIStatusError, AuthenticationError, OpenAI, RateLimitError
 from runtime.pair import PROMPT, oracle, pair, plain_engine
 from serving.running import ANSWER, LONG, MODEL, SECONDS, TEXT, Paused, Running, events, serving, until
 
+from amusd.config import DecodingConfig
 from amusd.drafters.synthetic import right_with_probability
+from amusd.policies.base import Decision, Policy, TargetView
 
 BLOCKS = {"mode": "synchronous", "num_speculative_tokens": 4, "max_silence_seconds": 60.0}
 """Each pass waits for its candidates, so that what is counted does not depend on this machine."""
@@ -201,6 +203,26 @@ def test_a_full_queue_is_told_and_answers_go_on() -> None:
         assert refused.value.code == "queue_full"
         assert [texts(answer.result(SECONDS)) for answer in asked] == [[ANSWER[:LONG]]] * 2
         assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
+
+
+class Failing(Policy):
+    """A policy of the operator's own, with a bug."""
+
+    def decide(self, view: TargetView) -> Decision:
+        raise KeyError("typo")
+
+
+def failing(_decoding: DecodingConfig, *, can_branch: bool) -> Policy:
+    return Failing()
+
+
+def test_a_mistake_of_the_operators_own_policy_is_no_mistake_of_the_client() -> None:
+    factories = {"oracle": oracle(LONG, right_with_probability(0.9, 1))}
+    with pair(factories) as (engine, _), serving(engine, policy=f"{__name__}:failing") as server:
+        with server.client() as client, pytest.raises(APIStatusError) as failed:
+            sampled(client)
+        assert (failed.value.status_code, failed.value.code) == (500, "engine_failed")
+        assert any("raises KeyError" in line for line in server.lines)
 
 
 def test_however_many_ask_for_health_one_token_at_a_time_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
