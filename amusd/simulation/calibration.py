@@ -27,7 +27,7 @@ def calibrate(run_directory: Path, drafter: str) -> tuple[Costs, tuple[Trace, ..
     """
     try:
         timeline = read_timeline(run_directory)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
     sequences = {event.sequence_id: event.drafter for event in _of_kind(WholeSequence, timeline.target)}
     drafters = sorted({name for name in sequences.values() if name is not None})
