@@ -27,7 +27,7 @@ from torch import Tensor
 
 from amusd.checkpoints.draft_networks import load_published
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, path_to
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
 from amusd.protocol.draft_tree import MIN_PROBABILITY, Node
@@ -258,6 +258,29 @@ def test_guesses_of_a_block_are_those_of_the_formulas_after_any_verdict(
         pair.send_features()
         assert pair.manager.length == len(pair.committed)
     assert total > (10 if fan_out == 1 else 25)
+
+
+@pytest.mark.parametrize("fan_out", [1, 3])
+@pytest.mark.parametrize("kind", ["medusa", "dflash"])
+def test_a_block_is_scored_again_behind_a_root_that_was_computed(
+    pairs: dict[str, Make], kind: str, fan_out: int
+) -> None:
+    for seed in range(5):
+        pair = pairs[kind](random.Random(seed), fan_out=fan_out)
+        pair.send_features()
+        pair.propose(1 if fan_out == 1 else 2)
+        foreseen = next(child for child in pair.root.children if child.computed)
+        before = {node for node in foreseen.below() if node.computed}
+        pair.commit(foreseen.token_id)
+        assert pair.root is foreseen
+        pair.send_features()
+        pair.propose(1)
+        guess = pair.formula(pair)
+        new = [node for node in foreseen.below() if node.computed and node.children and node not in before]
+        assert new
+        for node in new:
+            likeliest = max(node.children, key=lambda child: child.weight)
+            assert likeliest.token_id == guess(path_to(foreseen, node))[0]
 
 
 @pytest.mark.parametrize("kind", ["medusa", "dflash"])
