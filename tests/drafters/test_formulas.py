@@ -30,6 +30,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, path_to
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
+from amusd.drafters.ngram import NgramCache
 from amusd.protocol.draft_tree import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.draft_worker import draft_step
@@ -38,6 +39,7 @@ from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 
 CAPACITY = 100
+RATIO = Distribution(temperature=100.0, seed=3, acceptance="rejection")
 IDS = eagle3_weights()["d2t"] + torch.arange(12)
 Guess = Callable[[list[int]], Sequence[int]]
 """The tokens that may be guessed behind a path below the root, the likeliest first."""
@@ -166,6 +168,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Make]:
     blocks = load_dflash(save_dflash(folder / "dflash"), target)
     return {
         "eagle": partial(Pair, lambda: EagleDrafter(eagle), eagle_formula),
+        "eagle with lookup": partial(Pair, lambda: EagleDrafter(eagle, NgramCache(4)), eagle_formula),
         "medusa": partial(Pair, lambda: BlockDrafter(heads), block_formula(medusa)),
         "dflash": partial(Pair, lambda: BlockDrafter(blocks), block_formula(dflash)),
     }
@@ -227,11 +230,21 @@ def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_ar
 
 
 def test_under_the_ratio_test_eagle_is_certain_of_the_likeliest(pairs: dict[str, Make]) -> None:
-    hot = Distribution(temperature=100.0, seed=3, acceptance="rejection")
-    pair = pairs["eagle"](random.Random(4), distribution=hot)
+    pair = pairs["eagle"](random.Random(4), distribution=RATIO)
     pair.send_features()
     pair.propose(4)
     assert pair.check() >= 4
+
+
+def test_under_the_ratio_test_each_offered_token_has_what_it_was_drawn_from(pairs: dict[str, Make]) -> None:
+    """Also where the text repeats itself, which a chain of EAGLE looks up."""
+    pair = pairs["eagle with lookup"](random.Random(4), distribution=RATIO)
+    pair.commit(*range(5, 15), *range(5, 10))
+    pair.send_features()
+    pair.propose(2)
+    candidate = pair.manager.session.offer()
+    assert candidate is not None
+    assert len(candidate.draft_probs) == len(candidate.token_ids) > 0
 
 
 DISTRIBUTIONS = {
