@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,6 +32,8 @@ from amusd.drafters.base import Drafter, path_to
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import NgramCache
+from amusd.errors import NotFiniteError
+from amusd.models.passes import ModelOutput
 from amusd.protocol.draft_tree import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.draft_worker import draft_step
@@ -245,6 +248,17 @@ def test_under_the_ratio_test_each_offered_token_has_what_it_was_drawn_from(pair
     candidate = pair.manager.session.offer()
     assert candidate is not None
     assert len(candidate.draft_probs) == len(candidate.token_ids) > 0
+
+
+def test_a_chain_of_eagle_whose_logits_are_not_finite_proposes_nothing(
+    pairs: dict[str, Make], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelOutput, "check", Mock(side_effect=NotFiniteError("the largest logit is nan")))
+    for distribution in (GREEDY, RATIO):
+        pair = pairs["eagle"](random.Random(4), distribution=distribution)
+        pair.send_features()
+        pair.propose(1)
+        assert not pair.root.children
 
 
 DISTRIBUTIONS = {
