@@ -8,6 +8,7 @@ pending   committed tokens that are not computed; the root is the last of them, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class TreeSlots:
         return found, LOOKUP_WEIGHT if found else 0.0
 
     def rows(self, part: Expansion) -> Rows:
-        """The rows of `part`. Committed tokens that do not fit are computed here."""
+        """The rows of `part`: for a root, of missing committed tokens. Those that do not fit are computed here."""
         root, nodes = part.root, part.nodes
         most = self._model.numerics.max_rows(0)
         while len(self._pending) > (most if nodes[0] is root else 0):
@@ -133,6 +134,12 @@ class TreeSlots:
 
 
 def tree_step(model: ModelRunner, trees: Sequence[TreeSlots], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-    """One pass over all trees' nodes; for a root, over the missing committed tokens."""
-    outputs = model.run([tree.rows(part) for tree, part in zip(trees, parts, strict=True)])
-    return [tree.take(output) for tree, output in zip(trees, outputs, strict=True)]
+    """Guesses after each node, from as few passes over all trees as hold them."""
+    found: list[Sequence[Guesses]] = [()] * len(trees)
+    most = model.numerics.width
+    for start in range(0, max(len(part.nodes) for part in parts), most):
+        cut = {index: part.nodes[start : start + most] for index, part in enumerate(parts) if start < len(part.nodes)}
+        outputs = model.run([trees[index].rows(replace(parts[index], nodes=nodes)) for index, nodes in cut.items()])
+        for index, output in zip(cut, outputs, strict=True):
+            found[index] = [*found[index], *trees[index].take(output)]
+    return found
