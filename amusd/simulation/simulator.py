@@ -98,7 +98,8 @@ class Simulator:
     def run(self, decoding: DecodingConfig, events_folder: Path | None = None) -> Outcome:
         """Decode all answers, `batch_size` at a time, under the schedule of `decoding`.
 
-        The events are in the outcome, and written to `events_folder`, if any.
+        The events are in the outcome, and written to `events_folder`, if any. Raises `ConfigError` for a mistake in a
+        policy of a user's own.
         """
         clock = VirtualTime(
             Direction(self.costs.to_draft, self._random("to draft")),
@@ -118,6 +119,9 @@ class Simulator:
             if worker.has_room and speed is None:
                 speed = self._speed(sequences)
             worker.step()
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
         worker.shut_down()
         clock.finish()
         return Outcome(
