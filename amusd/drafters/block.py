@@ -44,8 +44,6 @@ class BlockDrafter(Drafter):
         rows, width = features.shape
         if width != self._model.feature_width:
             raise ValueError(f"{width} numbers a token, the drafter reads {self._model.feature_width}")
-        if start < 0 or start + rows > self._model.max_length:
-            raise ValueError(f"positions {start} to {start + rows} of {self._model.max_length}")
         self._state.take(start, features)
         self.is_ready = self.is_ready or start + rows >= self.length - 1
 

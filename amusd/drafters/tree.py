@@ -54,10 +54,7 @@ class TreeSlots:
         self._pending = [self._num_computed]  # positions
 
     def follow(self, transition: Transition) -> None:
-        """Take in a verdict, of tokens that are committed by now.
-
-        Kept nodes' slots join the prefix; those of dropped nodes become free.
-        """
+        """Take in a committed verdict: slots of kept nodes join the prefix, those of dropped ones are freed."""
         num_computed, end = self._num_computed, len(self._committed)
         for node in transition.kept:
             path = self._paths.pop(node, None)
@@ -116,7 +113,7 @@ class TreeSlots:
         return rows
 
     def _rows(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]) -> Rows:
-        """Rows of `tokens`; the last ones are to be ranked, `behind` the committed tokens and these paths."""
+        """Rows of `tokens`; the last ones are ranked, each after the committed tokens and its path of `behind`."""
         wanted = None
         self._mixtures = [() if self._ngrams is None else self._ngrams.guesses(path) for path in behind]
         if behind:
