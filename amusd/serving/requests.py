@@ -1,7 +1,7 @@
 """Request bodies of OpenAI's protocol, with vLLM's additions. No I/O.
 
-A declared field has its effect. Any other is refused, unless it cannot change an answer (`_WITHOUT_EFFECT`, and values
-that ask for nothing): then it is dropped. Unknown fields of messages and of their parts are dropped.
+A declared field has its effect. A field that cannot change an answer is dropped (`_WITHOUT_EFFECT`, and values that
+ask for nothing), as are unknown fields of messages and of their parts. Any other is refused.
 """
 
 from __future__ import annotations
@@ -235,10 +235,7 @@ def _mistake(told: str) -> RequestError:
 
 
 def sampling_params(request: Body, max_length: int) -> SamplingParams:
-    """Sampling parameters of a request's first choice; the next ones have the next seeds. Raises `RequestError`.
-
-    `max_length`: tokens of prompt and answer together.
-    """
+    """Sampling parameters of a request's first choice. `max_length`: of prompt and answer. Raises `RequestError`."""
     default = max_length if request.is_chat else COMPLETION_TOKENS
     max_tokens = request.max_completion_tokens or request.max_tokens or default
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:

@@ -167,7 +167,7 @@ def most_connections(wanted: int) -> int:
 class Connection(H11Protocol):
     """A connection that is closed when its client stalls for `CLIENT_SECONDS`.
 
-    A client that has closed its writing half is answered. Only writing to it shows whether it has left altogether.
+    A client that has closed its writing half is answered; writing to it shows whether it has left.
     """
 
     def __init__(self, most: int, **options: Any) -> None:

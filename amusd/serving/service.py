@@ -224,7 +224,7 @@ def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, and cancel it if the client leaves; return whether it ended. The body has to be read before."""
+    """Do `work`, and cancel it if the client leaves; return whether it ended. Only for a body that is read."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
