@@ -1,7 +1,7 @@
 """Simulates one schedule on given answers and costs: the real workers on virtual time.
 
-Their model and drafter cost time, and the answer is a script. The drafter is equally likely to be right at every
-position, unlike a real one.
+Model and drafter only cost time; the answer is given. The drafter is equally likely to be right at every position,
+unlike a real one.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class Outcome:
     timeline: Timeline
     num_slots: int
     tokens_per_second: float
-    """Speed of all slots until the first finds no further answer: then the batch shrinks.
-
-    Time between two answers is not counted.
-    """
+    """Speed of all slots until the batch shrinks for want of answers. Time between two answers does not count."""
 
     @property
     def metrics(self) -> GenerationMetrics:
