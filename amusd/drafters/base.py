@@ -16,7 +16,7 @@ from amusd.protocol.draft_tree import Guesses, Node, Transition
 
 
 def say_not_finite(error: NotFiniteError) -> None:
-    """Tell people, once, that a draft model's logits are not finite."""
+    """Warn once that a draft model's logits are not finite."""
     warn_once(f"draft: {error}, which costs speed alone: its weights are damaged, or overflow in drafter.dtype")
 
 
@@ -26,11 +26,11 @@ class Expansion:
 
     root: Node
     nodes: Sequence[Node]
-    """The root alone, or nodes whose parents were computed; of a chain the last one."""
+    """The root, or nodes whose parents are computed; of a chain its last node alone."""
     num_tokens: int = 1
-    """Most tokens of a chain that a model is called for."""
+    """Chains: most tokens to compute."""
     room: int = 1
-    """Most tokens of a chain, looked-up ones included."""
+    """Chains: most tokens, looked-up ones included."""
 
     @property
     def path(self) -> list[int]:
@@ -39,7 +39,7 @@ class Expansion:
 
 
 def path_to(root: Node, node: Node) -> list[int]:
-    """The tokens that lead from `root` to `node`."""
+    """The tokens after `root`, up to that of `node`."""
     path: list[int] = []
     here: Node | None = node
     while here is not None and here is not root:
@@ -49,27 +49,27 @@ def path_to(root: Node, node: Node) -> list[int]:
 
 
 def chain_of(token_ids: Sequence[int]) -> list[Guesses]:
-    """The one guess after each token of a chain."""
+    """A chain as guesses: one after each node."""
     return [((token_id, 1.0),) for token_id in token_ids]
 
 
 class Drafter:
-    """Guesses the tokens after nodes of one sequence's tree; of a chain, where `fan_out` is 1.
+    """Guesses the tokens after nodes of one sequence's tree, which is a chain if `fan_out` is 1.
 
-    Guesses depend on the committed tokens, their features and the node's path alone, whatever happened before.
+    Guesses depend only on the committed tokens, their features and the node's path.
     Override `propose` to give one continuation, `expand` to give several, or `step` to share passes of a model.
     """
 
     max_length: int | None = None
     """Longest sequence; None: any. Beyond it the target goes on alone."""
     tokens_per_replay = 1
-    """Tokens of a chain in a step that is not urgent: a GPU makes several faster than one by one."""
+    """Chains: tokens of a step that is not urgent, since a GPU computes several faster than one by one."""
     is_ready = True
-    """Whether it can guess; False: it waits for features of what is committed."""
+    """False while it waits for features of committed tokens."""
     drafts_trees = True
     """Whether it can draft trees; False: a chain, whatever `fan_out` is."""
     draws = True
-    """Whether it draws under the ratio test; False: it proposes its likeliest tokens as certain."""
+    """Under the ratio test: whether it draws its tokens; False: it proposes the likeliest ones as certain."""
     distribution: Distribution = GREEDY
     capacity = 0
     """Longest length of the sequence, at most `max_length`."""
@@ -83,18 +83,18 @@ class Drafter:
 
     @property
     def length(self) -> int:
-        """Committed tokens taken in."""
+        """Number of committed tokens."""
         return len(self.committed)
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """Set what the target draws the next sequence from, so that more guesses are right."""
+        """Set the target's distribution for the next sequence."""
         self.distribution = distribution if self.draws or distribution.rule != "rejection" else GREEDY
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
-        """Set the target's whole text of the next sequence, prompt included, for a synthetic draft."""
+        """Set the target's text of the next sequence, prompt included, for a synthetic draft."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`, one at least, perhaps with what is kept of a sequence that begins alike."""
+        """Start from `token_ids`, one at least. What is kept of a sequence that begins alike may serve."""
         self.committed, self.capacity, self.fan_out = list(token_ids), capacity, fan_out
 
     def foresee(self, path: Sequence[int]) -> None:
@@ -105,12 +105,12 @@ class Drafter:
         return ()
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
-        """Guess what follows each of `nodes`. A chain goes on after its own guess: an entry for each token."""
+        """The guesses after each of `nodes`. A chain may go on: an entry for each further token."""
         return chain_of(self.propose(path_to(root, nodes[-1]), room))
 
     @classmethod
     def step(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """`expand` each of several drafters that were made together; all draft chains, or all trees."""
+        """`expand` for drafters that were made together; all draft chains, or all trees."""
         return [drafter.expand(part.root, part.nodes, part.room) for drafter, part in zip(drafters, parts, strict=True)]
 
     def take_draft_probs(self) -> Sequence[bytes]:
@@ -124,11 +124,11 @@ class Drafter:
         """
 
     def follow(self, transition: Transition) -> None:
-        """Take in a verdict's change of the tree, of which `transition.alive` is left."""
+        """Take in a verdict's change of the tree."""
         self.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Take in committed tokens. The drafter can guess from now on, with or without features."""
+        """Append committed tokens. From now on it can guess, with or without features."""
         self.committed += token_ids
         self.is_ready = True
 

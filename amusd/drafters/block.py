@@ -1,6 +1,6 @@
 """A drafter that scores several tokens at once from the target's hidden states (Medusa, DFlash).
 
-All nodes at one distance from the root have the same guesses, which are computed with the root.
+All nodes at one distance from the root share one row of scores.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class BlockDrafter(Drafter):
         self._state.keep(num_common(self.committed, token_ids[:-1]))
         super().open(token_ids, capacity, fan_out)
         self.is_ready = len(token_ids) == 1
+        self._scored: Node | None = None
         least = MIN_PROBABILITY
         self._ranking = Ranking(self.distribution, self._sampling, token_ids, number=fan_out, min_probability=least)
 
@@ -43,8 +44,6 @@ class BlockDrafter(Drafter):
         rows, width = features.shape
         if width != self._model.feature_width:
             raise ValueError(f"{width} numbers a token, the drafter reads {self._model.feature_width}")
-        if start < 0 or start + rows > self._model.max_length:
-            raise ValueError(f"positions {start} to {start + rows} of {self._model.max_length}")
         self._state.take(start, features)
         self.is_ready = self.is_ready or start + rows >= self.length - 1
 
@@ -56,8 +55,9 @@ class BlockDrafter(Drafter):
         return text[len(path) :]
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
-        """See `Drafter`; the guesses of all places are computed with the root."""
-        if nodes[0] is root:
+        """See `Drafter`; all places are scored at once, and again when the root has moved."""
+        if root is not self._scored:  # a verdict may make a computed node the root
+            self._scored = root
             self._scores = self._state.score(root.position, root.token_id % self._model.num_ids)
             self._guesses: dict[int, Guesses] = {}
         if self.fan_out == 1:

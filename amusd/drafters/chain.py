@@ -25,7 +25,7 @@ from amusd.sampling.sampler import SequenceSampler
 
 
 class ChainText:
-    """The text of one sequence at a time, which no step copies. Its cache is kept: the next text may begin alike."""
+    """The text of one sequence at a time. Its cache is kept, since the next text may begin alike."""
 
     def __init__(self, model: ModelRunner, cache: KVCache, ngrams: NgramCache | None = None) -> None:
         """`ngrams`: proposes first."""
@@ -36,7 +36,7 @@ class ChainText:
         """Tokens that the cache held before the last pass."""
 
     def fill(self, committed: list[int]) -> None:
-        """Start from `committed`, to which the drafter appends: what the cache lacks goes through the model."""
+        """Start from `committed`, to which the drafter appends; compute what the cache lacks."""
         self._committed, self._base = committed, len(committed)
         self._sampler: SequenceSampler | None = None
         self._drawn: list[bytes] = []
@@ -54,7 +54,7 @@ class ChainText:
             self._sampler = make(distribution, state, committed, sequence=number)
 
     def forget(self) -> None:
-        """Have the next text begin with nothing of this one."""
+        """Drop the text and its cache."""
         self.token_ids.clear()
         self._cache.truncate(0)
 
@@ -74,7 +74,7 @@ class ChainText:
         return self._sampler is None or self._sampler.can_replay
 
     def rows(self, candidates: Sequence[int] = (), steps: int = 1) -> Rows:
-        """The end of the text that the cache lacks, and `candidates` after it."""
+        """Rows of the tokens that the cache lacks, then of `candidates`."""
         start = self._cache.length
         if len(self.token_ids) - start + len(candidates) > self._model.numerics.max_rows(start):
             self._prefill()
@@ -89,7 +89,7 @@ class ChainText:
     def take(self, output: ModelOutput, candidates: Sequence[int] = (), steps: int = 1) -> Sequence[int]:
         """Append and return the tokens that a pass over `rows` chose; none if logits are not finite.
 
-        They are the choices along `candidates` and one more, then those of further `steps`.
+        These are the choices along `candidates` and one more, then those of further `steps`.
         """
         first, num_drawn = len(self.token_ids) - self._num_held - 1, len(self._drawn)
         chosen: list[int] = []
@@ -124,13 +124,13 @@ class ChainText:
         return column if self._output_ids is None else self._output_ids[column]
 
     def _replace(self, start: int, token_ids: Sequence[int]) -> None:
-        """Have the text go on with `token_ids` at `start`; the cache keeps what both texts begin with."""
+        """Replace the text from `start` on; the cache keeps what both texts begin with."""
         same = start + num_common(self.token_ids[start:], token_ids)
         self.token_ids[same:] = token_ids[same - start :]
         self._cache.truncate(min(self._cache.length, same, len(self.token_ids) - 1))
 
     def _prefill(self) -> None:
-        """Take in the rest of the text but its last token."""
+        """Compute the rest of the text but its last token."""
         self._model.prefill(model_ids(self._model, self.token_ids[self._cache.length : -1]), self._cache)
 
 
@@ -140,10 +140,7 @@ def model_ids(model: ModelRunner, token_ids: Sequence[int]) -> list[int]:
 
 
 def chain_step(model: ModelRunner, texts: Sequence[ChainText], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-    """The tokens that are looked up after each path; where none are, those of passes that the texts share.
-
-    There are fewer where logits are not finite.
-    """
+    """Tokens after each path: looked up, or else from passes that the texts share; fewer if logits are not finite."""
     found = [[*text.go_to(part)] for text, part in zip(texts, parts, strict=True)]
     left = [0 if tokens else part.num_tokens for tokens, part in zip(found, parts, strict=True)]
     while going := [index for index, number in enumerate(left) if number]:

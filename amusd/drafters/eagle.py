@@ -77,7 +77,7 @@ class FeatureSlots(TreeSlots):
         self._first_position = 0
 
     def keep(self, length: int) -> None:
-        """Keep the features of the first `length` positions alone."""
+        """Forget the features of positions from `length` on."""
         self._known[length:] = False
 
     def open(self, committed: list[int], distribution: Distribution, fan_out: int) -> None:
@@ -92,7 +92,7 @@ class FeatureSlots(TreeSlots):
         self._pending = [*range(self._first_position + len(kept), len(committed))]
 
     def take_features(self, start: int, features: Tensor) -> None:
-        """Take in features. Committed rows that started from another state are computed again."""
+        """Take in features; committed rows that started from other states are computed again."""
         number, width = features.shape
         if width != self._features.shape[1]:
             raise ValueError(f"{width} numbers a token, the drafter reads {self._features.shape[1]}")

@@ -1,7 +1,6 @@
-"""Looks the last tokens up in the text, and drafts what followed them: alone, or mixed with a small model's guesses.
+"""Prompt lookup: finds earlier places of the last tokens and drafts what followed there, alone or beside a small model.
 
-Earlier answers are searched as well, if asked. The best guess is what followed the longest match, and of equally long
-ones the latest.
+Earlier answers are searched as well, if asked. The longest match is the best, and of equally long ones the latest.
 
 In a mixture, q is the small model's probability of a token. If the token has followed the last n tokens before, its
 weight is the greater of q and exp(bias) q^slope. `WEIGHTS` has the bias and the slope for each n.
@@ -27,8 +26,8 @@ _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
 WEIGHTS = tuple(zip(_BIASES, _SLOPES, strict=True))
 """Bias and slope of what followed a suffix of one, two ... or more tokens.
 
-Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last ones are for loops, since that text
-has none.
+Fitted to the embedded pair (`experiments/embedded_draft/README.md`). The last ones are for loops, which that text
+lacks.
 """
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
 """`CHANCES[n]`: how often the token after a match of n tokens (the last: n or more) comes again; embedded target."""
@@ -135,9 +134,9 @@ class NgramCache:
         return list(found.items())
 
     def continuation(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
-        """Up to `max_tokens` tokens after the longest suffix, looping at the end of the text, and how many agree.
+        """Up to `max_tokens` tokens that followed the longest suffix, and how many tokens agree.
 
-        Empty if fewer than `min_match` tokens agree.
+        A continuation that reaches the end of the text repeats. Empty if fewer than `min_match` tokens agree.
         """
         for length in self._lookup_lengths:
             if matches := self._matches(path, [length]):
@@ -161,10 +160,7 @@ class NgramCache:
 
 
 class NgramDrafter(Drafter):
-    """Proposes what followed the longest suffix of `min_ngram` to `MAX_MATCH` tokens at its last occurrence.
-
-    In a tree it guesses the different tokens that followed, by `CHANCES`.
-    """
+    """Proposes what followed the longest suffix, of `min_ngram` to `MAX_MATCH` tokens; in a tree, several tokens."""
 
     def __init__(self, min_ngram: int = 1, earlier: EarlierAnswers | None = None) -> None:
         self._min_ngram = min_ngram
@@ -199,7 +195,7 @@ class NgramDrafter(Drafter):
 
 
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
-    """Chance of each of a cache's `continuations`: a share of what those before it left, halved each time."""
+    """The chance of each of `continuations`: its share of what those before it left, halved each time."""
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:
         share = rest * weight * CHANCES[min(agreement, len(CHANCES) - 1)]

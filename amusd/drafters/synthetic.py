@@ -27,7 +27,7 @@ ACCEPT_NEXT = 0.4
 
 
 def right_with_probability(probability: float, seed: int) -> Schedule:
-    """Right with this probability at each position, by the seed."""
+    """A schedule that is right with this probability at each position."""
 
     def schedule(position: int) -> bool:
         mixed = ((position + 1) * 0x9E3779B97F4A7C15 ^ (seed + 1) * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
@@ -72,7 +72,7 @@ class SyntheticDrafter(ModelDrafter):
         return [drafter.replaced(part, own) for drafter, part, own in zip(drafters, parts, found, strict=True)]
 
     def replaced(self, part: Expansion, found: Sequence[Guesses]) -> Sequence[Guesses]:
-        """The guesses in the place of those that the model `found`."""
+        """The guesses that replace those that the model `found`."""
         if self.fan_out > 1:
             return [self.guesses(path_to(part.root, node)) for node in part.nodes]
         self.take_draft_probs()  # the tokens are certain, not drawn from the model's rows

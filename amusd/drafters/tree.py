@@ -8,6 +8,7 @@ pending   committed tokens that are not computed; the root is the last of them, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,10 +54,7 @@ class TreeSlots:
         self._pending = [self._num_computed]  # positions
 
     def follow(self, transition: Transition) -> None:
-        """Take in a verdict, of tokens that are committed by now.
-
-        Kept nodes' slots join the prefix; those of dropped nodes become free.
-        """
+        """Take in a committed verdict: slots of kept nodes join the prefix, those of dropped ones are freed."""
         num_computed, end = self._num_computed, len(self._committed)
         for node in transition.kept:
             path = self._paths.pop(node, None)
@@ -77,7 +75,7 @@ class TreeSlots:
         return found, LOOKUP_WEIGHT if found else 0.0
 
     def rows(self, part: Expansion) -> Rows:
-        """The rows of `part`. Committed tokens that do not fit are computed here."""
+        """The rows of `part`: for a root, of missing committed tokens. Those that do not fit are computed here."""
         root, nodes = part.root, part.nodes
         most = self._model.numerics.max_rows(0)
         while len(self._pending) > (most if nodes[0] is root else 0):
@@ -115,7 +113,7 @@ class TreeSlots:
         return rows
 
     def _rows(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]) -> Rows:
-        """Rows of `tokens`; the last ones are to be ranked, `behind` the committed tokens and these paths."""
+        """Rows of `tokens`; the last ones are ranked, each after the committed tokens and its path of `behind`."""
         wanted = None
         self._mixtures = [() if self._ngrams is None else self._ngrams.guesses(path) for path in behind]
         if behind:
@@ -133,6 +131,12 @@ class TreeSlots:
 
 
 def tree_step(model: ModelRunner, trees: Sequence[TreeSlots], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-    """One pass over all trees' nodes; for a root, over the missing committed tokens."""
-    outputs = model.run([tree.rows(part) for tree, part in zip(trees, parts, strict=True)])
-    return [tree.take(output) for tree, output in zip(trees, outputs, strict=True)]
+    """Guesses after each node, from as few passes over all trees as hold them."""
+    found: list[Sequence[Guesses]] = [()] * len(trees)
+    most = model.numerics.width
+    for start in range(0, max(len(part.nodes) for part in parts), most):
+        cut = {index: part.nodes[start : start + most] for index, part in enumerate(parts) if start < len(part.nodes)}
+        outputs = model.run([trees[index].rows(replace(parts[index], nodes=nodes)) for index, nodes in cut.items()])
+        for index, output in zip(cut, outputs, strict=True):
+            found[index] = [*found[index], *trees[index].take(output)]
+    return found

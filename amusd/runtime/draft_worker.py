@@ -249,7 +249,7 @@ def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> l
     for (manager, nodes), guesses in zip(working, found, strict=True):
         probs: Sequence[bytes] = ()
         if manager.distribution.rule == "rejection":
-            probs = manager.drafter.take_draft_probs() or [certain(token_id) for ((token_id, _),) in guesses]
+            probs = manager.drafter.take_draft_probs() or [certain(after[0][0]) for after in guesses if after]
         manager.session.tree.grow(nodes, guesses, probs)
     shares = iter(found)
     return [(nodes, next(shares) if nodes else ()) for nodes in chosen]

@@ -115,7 +115,8 @@ class RollbackManager:
         """Check that the drafter has what is committed, and look up what may follow."""
         if self.drafter.length != self.session.base:
             raise AssertionError(f"drafter holds {self.drafter.length} tokens, session {self.session.base}")
-        self.num_looked_up += self.session.tree.guess_path(*self.drafter.look_up())
+        if self.distribution.rule != "rejection":  # which takes no token without its distribution
+            self.num_looked_up += self.session.tree.guess_path(*self.drafter.look_up())
 
 
 def _unpack(message: Features) -> Tensor:

@@ -9,7 +9,7 @@ conditions (docs/sampling.md). q travels with its candidate, as the n tokens tha
     n int32   token ids, ascending
     n float32 their probabilities, which sum to 1
 
-Neither draws nor verdicts are captured: distributions of candidates are known only after a pass.
+Draws and verdicts are not captured in graphs, since distributions of candidates are known only after the pass.
 
 References: Leviathan, Kalman, Matias 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318
@@ -73,7 +73,7 @@ def accept_along(
 
 @dataclass(frozen=True, slots=True)
 class TokenProbs:
-    """What a candidate was drawn from: a distribution over n tokens, whose ids ascend."""
+    """The distribution that a candidate was drawn from: n tokens, whose ids ascend."""
 
     token_ids: npt.NDArray[Any]
     probabilities: npt.NDArray[np.float32]
@@ -106,7 +106,7 @@ def unpack_probs(data: bytes, token_id: int, vocab_size: int) -> TokenProbs:
         raise ValueError(f"draft probabilities of {len(data)} bytes")
     token_ids = np.frombuffer(data, dtype=_ID, count=number)
     probabilities = np.frombuffer(data, dtype=_PROBABILITY, offset=number * _ID.itemsize)
-    if token_ids[0] < 0 or token_ids[-1] >= vocab_size or (np.diff(token_ids) <= 0).any():
+    if token_ids[0] < 0 or token_ids[-1] >= vocab_size or (token_ids[1:] <= token_ids[:-1]).any():
         raise ValueError(f"draft probabilities whose ids are not ascending in [0, {vocab_size})")
     total = float(probabilities.sum(dtype=np.float64)) if (probabilities >= 0).all() else float("nan")
     if not abs(total - 1) <= _SUM_TOLERANCE:
@@ -118,7 +118,7 @@ def unpack_probs(data: bytes, token_id: int, vocab_size: int) -> TokenProbs:
 
 
 class DraftSampler(SequenceSampler):
-    """A draft's draws."""
+    """Draws the draft's tokens under the ratio test."""
 
     domain = Domain.DRAFT
 
@@ -131,13 +131,13 @@ class DraftSampler(SequenceSampler):
         noise = noise_of(self.state.bits[columns], int(SamplerInputs.of(packed).key[0]))
         weights = np.exp(scores - scores[0])
         probabilities = (weights / weights.sum()).astype(np.float32)
-        able = np.flatnonzero(probabilities)
-        able = able[np.argsort(ids[able])]
-        return int(columns[(scores + noise).argmax()]), TokenProbs(ids[able], probabilities[able]).pack()
+        support = np.flatnonzero(probabilities)
+        support = support[np.argsort(ids[support])]
+        return int(columns[(scores + noise).argmax()]), TokenProbs(ids[support], probabilities[support]).pack()
 
 
 class RatioTest(SequenceSampler):
-    """The target's verdicts: a candidate is kept with probability min(1, p / q), see `acceptance.py`."""
+    """Judges candidates at the target: each is kept with probability min(1, p / q)."""
 
     domain = Domain.RESAMPLE
 

@@ -142,8 +142,8 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
     """The column of one row with the largest score, on a CPU; the largest logit must be finite.
 
-    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Any other needs so much noise
-    to win that few counters are small enough.
+    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Few others have counters that
+    are small enough for the noise that they need to win.
     """
     if scale == 0:
         return int(logits.argmax())
@@ -155,8 +155,8 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
     noise_of_others = (scores.max() - logits[columns].min()) / scale
     numbers = counters(codes, key)
     largest = -math.expm1(-math.exp(-noise_of_others)) / UNIT * (1 + _SLACK)
-    able = np.append(np.flatnonzero(numbers <= np.uint32(min(largest, 2**32 - 1))), found)
-    return int(able[(logits[able] + scale * gumbel(numbers[able])).argmax()])
+    rivals = np.append(np.flatnonzero(numbers <= np.uint32(min(largest, 2**32 - 1))), found)
+    return int(rivals[(logits[rivals] + scale * gumbel(numbers[rivals])).argmax()])
 
 
 @register_triton("amusd.sampling.noise_triton")

@@ -1,7 +1,7 @@
 """From logits to the sampled distribution: bias, penalties, temperature, top-k, top-p, min-p, in this order.
 
-The order of a sum would move top-p's border, so a GPU sums integer weights. A CPU takes rows one by one, likely columns
-first.
+A sum of floats depends on its order, which would move top-p's border, so a GPU sums integers. A CPU takes row after
+row, likely columns first.
 
 References: Order and meaning as in transformers' logits processors; penalties count as in vLLM: repetition over prompt
 and answer, presence and frequency over the answer.
@@ -100,8 +100,3 @@ def largest_columns(rows: Tensor, number: int) -> tuple[Tensor, Tensor]:
     likely = columns.gather(2, groups.unsqueeze(1).expand(-1, columns.shape[1], -1)).flatten(1)
     found = likely.topk(number, 1)
     return found.values, found.indices // number * width + groups.gather(1, found.indices % number)
-
-
-def logsumexp(row: Row) -> float:
-    """Logarithm of the sum of exp over a row, by torch, which takes half of numpy's time."""
-    return float(torch.from_numpy(row).logsumexp(0))

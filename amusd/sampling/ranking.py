@@ -2,8 +2,8 @@
 
 The draft ranks by score, logit plus noise, so the first token of a row is what a `RowSampler` chooses.
 
-The probabilities assume that the draft's logits l are off by standard Gumbel noise e: with the shared noise g, the
-target takes the argmax of (l + e) / T + g, distributed as softmax(l + T g): the softmax of T times the scores.
+The probabilities assume that the draft's logits l are off by standard Gumbel noise e. With the shared noise g, the
+target takes the argmax of (l + e) / T + g, which has the distribution softmax(l + T g): that of T times the scores.
 
 The host mixes in tokens that the n-gram cache knows (`amusd/drafters/ngram.py`): one of probability q under the softmax
 of the logits weighs exp(bias) q^slope instead, if that is more.

@@ -20,7 +20,7 @@ from torch import Tensor
 from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.protocol.prefix_hash import num_common
 from amusd.sampling.noise import Domain, choose, codes_of, key_of, noise_of, noisy_argmax
-from amusd.sampling.processors import Columns, Row, filtered, kept_columns, largest_columns, logsumexp, penalized
+from amusd.sampling.processors import Columns, Row, filtered, kept_columns, largest_columns, penalized
 from amusd.sampling.sampler_inputs import NUM_BEFORE_PATH, PackedInputs, SamplerInputs
 from amusd.types import TopLogprobs
 
@@ -57,7 +57,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class SamplingState:
-    """All that samplers read beside logits: tokens of the columns, and each sequence's bias and token counts."""
+    """What samplers read beside logits: tokens of the columns, and each sequence's bias and token counts."""
 
     def __init__(
         self,
@@ -189,8 +189,9 @@ class RowSampler:
         column = choose(shaped, self.state.bits, int(inputs.key), float(inputs.temperature), left)
         if self.level is not Level.SCORED:
             return column, np.empty(0, dtype=np.int32)
-        top = largest_columns(torch.from_numpy(row).unsqueeze(0), self.num_best)[1][0].numpy()
-        scored = row[[column, *top]] - logsumexp(row)
+        logits = torch.from_numpy(row)
+        top = largest_columns(logits.unsqueeze(0), self.num_best)[1][0].numpy()
+        scored = row[[column, *top]] - float(logits.logsumexp(0))  # in half of numpy's time
         return column, np.concatenate((top.astype(np.int32), scored.view(np.int32)))
 
     def shaped(self, logits: Tensor, packed: Tensor) -> Tensor:

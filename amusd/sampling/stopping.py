@@ -13,7 +13,7 @@ from amusd.types import FinishReason
 
 @dataclass
 class StopChecker:
-    """Finds the first token that ends one answer, and holds back text that could begin a stop string."""
+    """Finds the token that ends one answer, and holds back text that could begin a stop string."""
 
     eos_token_ids: Collection[int]
     stop: tuple[str, ...]
@@ -26,7 +26,7 @@ class StopChecker:
     _held: str = ""
 
     def push(self, token_ids: Iterable[int]) -> tuple[list[str], FinishReason | None]:
-        """Take in committed tokens, up to one that ends the answer: what can be shown with each, and why it ends."""
+        """Take in committed tokens, up to one that ends the answer; return what to show with each, and why it ends."""
         texts: list[str] = []
         reason = None
         for token_id in token_ids:
@@ -57,5 +57,5 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
     """How many last characters of `text` may begin a stop string."""
-    beginnings = (string[:length] for string in stop for length in range(1, len(string)))
-    return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
+    ends = (text[start:] for start in range(len(text)))  # held text begins one, so the first end is mostly it
+    return next((len(end) for end in ends if any(string.startswith(end) for string in stop)), 0)

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import re
 import time
-import traceback
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from amusd.config import ServeConfig
 from amusd.logs import logger
 from amusd.serving.requests import ChatRequest, CompletionRequest, RequestError, read
-from amusd.serving.service import Service, event_stream
+from amusd.serving.service import Service, event_stream, place_of
 from amusd.serving.timeline import listen
 from amusd.transport.addresses import is_loopback
 
@@ -76,7 +75,8 @@ def _routes(service: Service) -> Starlette:
 async def _body(request: Request) -> bytes:
     """The body. Raises `RequestError` if it is too large, or of a type that another site's page could send."""
     where, content = f"{request.method} {request.url.path}", bytearray()
-    if "json" not in request.headers.get("content-type", ""):
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if not kind.strip().lower().endswith("json"):
         raise RequestError(f"{where}: the body must be sent as Content-Type: application/json")
     try:
         async for part in request.stream():
@@ -120,7 +120,7 @@ _HANDLERS: dict[Any, Any] = {
 def make_app(service: Service) -> ASGIApp:
     """The server as an ASGI application: checks every request before the routes.
 
-    An unexpected exception becomes status 500, and one line for the operator without anything of the request.
+    An unexpected exception becomes status 500, and one line for the operator without the request's content.
     """
     routes = _routes(service)
 
@@ -131,8 +131,7 @@ def make_app(service: Service) -> ASGIApp:
         except RequestError as error:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - uvicorn would print its message, which may quote a request
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            logger.error(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
+            logger.error("%s: %s", scope["path"], place_of(error))
 
     return app
 
@@ -142,7 +141,8 @@ def _check(scope: Scope, config: ServeConfig) -> None:
     headers, key = dict(scope["headers"]), config.api_key
     name = re.sub(r":\d*$", "", headers.get(b"host", b"localhost").decode("latin-1"))
     host = name.strip("[]").rstrip(".").lower()
-    if key is None and is_here(config.host) and not is_here(host) and host not in config.allowed_hosts:
+    is_own = is_here(host) or host in {name.lower() for name in config.allowed_hosts}
+    if key is None and is_here(config.host) and not is_own:
         message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
         raise RequestError(message, status=403, code="host_not_allowed")
     if key is not None and scope["path"] not in OPEN:

@@ -1,7 +1,7 @@
 """Request bodies of OpenAI's protocol, with vLLM's additions. No I/O.
 
-A declared field has its effect. Any other is refused, unless it cannot change an answer (`_WITHOUT_EFFECT`, and values
-that ask for nothing): then it is dropped. Unknown fields of messages and of their parts are dropped.
+A declared field has its effect. A field that cannot change an answer is dropped (`_WITHOUT_EFFECT`, and values that
+ask for nothing), as are unknown fields of messages and of their parts. Any other is refused.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def read(kind: type[Body], content: bytes) -> Body:
         if given.get(choice) == "none":
             given.pop(tools, None)
     for name, value in given.items():
-        if name not in known and not _has_no_effect(name, value):
+        if name not in known and not _has_no_effect(kind, name, value):
             message = f"{shown(name)}: is not known or not supported by this server{nearest(shown(name), known)}"
             raise RequestError(message, shown(name), "unsupported_parameter")
     own = {name: _whole(value) for name, value in given.items() if name in known and value is not None}
@@ -216,9 +216,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < SEED_MASK else value
 
 
-def _has_no_effect(name: str, value: Any) -> bool:
-    is_empty = value is None or value is False or value in ("", [], {})
-    return is_empty or name in _WITHOUT_EFFECT or value == _ASKS_FOR_NOTHING.get(name)
+def _has_no_effect(kind: type[Body], name: str, value: Any) -> bool:
+    default = not kind.is_chat if name == "add_special_tokens" else _ASKS_FOR_NOTHING.get(name)
+    is_empty = value is None or value in ("", [], {}) or (value is False and default is not True)
+    return is_empty or name in _WITHOUT_EFFECT or value == default
 
 
 def _mistake(told: str) -> RequestError:
@@ -234,10 +235,7 @@ def _mistake(told: str) -> RequestError:
 
 
 def sampling_params(request: Body, max_length: int) -> SamplingParams:
-    """Sampling parameters of a request's first choice; the next ones have the next seeds. Raises `RequestError`.
-
-    `max_length`: tokens of prompt and answer together.
-    """
+    """Sampling parameters of a request's first choice. `max_length`: of prompt and answer. Raises `RequestError`."""
     default = max_length if request.is_chat else COMPLETION_TOKENS
     max_tokens = request.max_completion_tokens or request.max_tokens or default
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:

@@ -111,8 +111,8 @@ class Writer:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        told = {"usage": None} if self._request.stream_options.get("include_usage") else {}
-        return {**self._head, "object": kind, "choices": choices, **told}
+        usage = {"usage": None} if self._request.stream_options.get("include_usage") else {}
+        return {**self._head, "object": kind, "choices": choices, **usage}
 
     def _choice(
         self, index: int, said: dict[str, Any], tokens: Sequence[Token] = (), generation: Generation | None = None

@@ -45,7 +45,7 @@ _QUEUE = 1024
 
 
 def run_server(config: RunConfig, make_engine: Callable[[], Engine]) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP, in the main thread. A second signal has its default effect.
+    """Serve until SIGINT, SIGTERM or an unignored SIGHUP, in the main thread. A second one has its default effect.
 
     `make_engine` is called in another thread. Raises `ConfigError` before anything is loaded if the address is
     unavailable, or open to others without a key; and what `make_engine` raises.
@@ -128,6 +128,8 @@ class HttpServer(uvicorn.Server):
         """Have the first signal end the server, and restore the signal handlers of before."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
+            del before[signal.SIGHUP]
 
         def restore() -> None:
             self.should_exit = True
@@ -165,7 +167,7 @@ def most_connections(wanted: int) -> int:
 class Connection(H11Protocol):
     """A connection that is closed when its client stalls for `CLIENT_SECONDS`.
 
-    A client that has closed its writing half is answered. Only writing to it shows whether it has left altogether.
+    A client that has closed its writing half is answered; writing to it shows whether it has left.
     """
 
     def __init__(self, most: int, **options: Any) -> None:

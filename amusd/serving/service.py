@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +17,8 @@ from amusd.answer import Answer
 from amusd.async_engine import AsyncEngine, read
 from amusd.checkpoints.tokenizer import IncrementalDecoder
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
-from amusd.errors import ConfigError, NotFiniteError, StateError
+from amusd.errors import AmusdError, ConfigError, StateError
+from amusd.logs import logger
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, sampling_params
 from amusd.serving.responses import DONE, Writer, event
@@ -25,6 +27,7 @@ from amusd.types import Token
 _PLAIN = DecodingConfig(mode="autoregressive")
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 _RETRY = {"Retry-After": "1"}
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(eq=False)
@@ -38,8 +41,8 @@ class Service:
     """The schedule of requests that name no mode."""
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
-    may_be_broken: bool = False
-    """Whether an answer has failed, and none was finished since."""
+    failed_at: int | None = None
+    """Tokens that the engine had made when an answer failed last."""
     trial: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a health check generates its token."""
 
@@ -55,14 +58,13 @@ class Service:
         return sum(request.num_answers - sum(answer.is_over for answer in request.answers) for request in self.requests)
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 if the engine can answer. After a failed answer, generates one token to find out."""
+        """Status and document: 200 if the engine can answer. After a failed answer, waits for a token to find out."""
         engine, state = self.engine.engine, "ok"
         try:
             engine.scheduler.check()
             async with self.trial:
-                if self.may_be_broken and not self.is_closing:
-                    await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
-                    self.may_be_broken = False
+                if self._has_failed and not self.is_closing:
+                    await self._try_out()
         except Exception as error:  # noqa: BLE001 - any error means that there are no tokens
             state = f"failing: {type(error).__name__}"
         if self.is_closing:
@@ -75,6 +77,22 @@ class Service:
             "num_requests_waiting": engine.scheduler.num_waiting,
         }
         return (200 if state == "ok" else 503), document
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether an answer has failed, and the engine has made no token since."""
+        return self.failed_at == self.engine.engine.worker.counts.num_tokens
+
+    async def _try_out(self) -> None:
+        """Generate one token, unless another answer gets one first. Raises why there is none."""
+        trial = asyncio.ensure_future(self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN))
+        try:
+            while self._has_failed and not trial.done():
+                await asyncio.wait((trial,), timeout=_LOOK_SECONDS)
+            if trial.done():
+                trial.result()
+        finally:
+            trial.cancel()
 
     def respond(self, body: Body) -> AnsweredRequest:
         """The response to a request. Raises `RequestError` for one that cannot be answered."""
@@ -96,15 +114,14 @@ class Service:
         if self.num_in_flight + number > self.room:
             raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
-    def error_of(self, error: Exception, *, is_chat: bool) -> RequestError:
-        """Return the error for the client of an answer that failed."""
+    def error_of(self, error: Exception) -> RequestError:
+        """The error for the client of an answer that failed; logs what is no client's fault."""
         if isinstance(error, RequestError):
             return error
-        if isinstance(error, ConfigError) and not isinstance(error, NotFiniteError):
-            return config_error(error, "messages" if is_chat and str(error).startswith("prompt") else None)
         if self.is_closing or isinstance(error, StateError):
             return closing_error()
-        self.may_be_broken = True
+        self.failed_at = self.engine.engine.worker.counts.num_tokens
+        logger.error("an answer failed: %s", error if isinstance(error, AmusdError) else place_of(error))
         return RequestError("the engine failed at this answer", status=500, code="engine_failed")
 
 
@@ -123,6 +140,8 @@ class AnsweredRequest:
     answers: list[Answer] = field(default_factory=list)
     num_answers: int = 0
     """Answers that take room in the queue, submitted or not."""
+    _has_failed: bool = False
+    """Whether the stream has told an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as one object or as server-sent events."""
@@ -133,7 +152,7 @@ class AnsweredRequest:
         finally:
             self._service.requests.remove(self)
             if self.answers:
-                self._service.metrics.ended(self._began, is_whole)
+                self._service.metrics.ended(self._began, is_whole and not self._has_failed)
             for answer in self.answers:
                 answer.cancel()
 
@@ -142,11 +161,16 @@ class AnsweredRequest:
             writer = await self._submit()
             document = None if self._body.stream else await self._whole(writer)
         except Exception as error:
-            raise self._service.error_of(error, is_chat=self._body.is_chat) from error
+            raise self._error_of(error) from error
         if document is None:
             await event_stream(self._events(writer)).stream_response(send)
         else:
             await JSONResponse(document)(scope, receive, send)
+
+    def _error_of(self, error: Exception) -> RequestError:
+        if isinstance(error, ConfigError) and len(self.answers) < self.num_answers:  # a mistake in the request
+            return config_error(error, "messages" if self._body.is_chat and str(error).startswith("prompt") else None)
+        return self._service.error_of(error)
 
     async def _submit(self) -> Writer:
         service, body, engine = self._service, self._body, self._service.engine
@@ -178,7 +202,8 @@ class AnsweredRequest:
                 generation = None if tokens else self.answers[index].generation
                 yield b"".join(map(event, writer.more(index, tokens, generation)))
         except Exception as error:  # noqa: BLE001 - the status is sent, so the stream tells the client
-            yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
+            self._has_failed = True
+            yield event(self._error_of(error).body)
         yield DONE
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, list[Token]], None]:
@@ -189,7 +214,6 @@ class AnsweredRequest:
                 has_begun.add(index)
             elif not tokens:
                 metrics.finished(self.answers[index].generation)
-                self._service.may_be_broken = False
             yield index, tokens
 
 
@@ -200,7 +224,7 @@ def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, and cancel it if the client leaves; return whether it ended. The body has to be read before."""
+    """Do `work`, and cancel it if the client leaves; return whether it ended. Only for a body that is read."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -216,6 +240,12 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def place_of(error: Exception) -> str:
+    """Type and place of an error. Its message may quote a request, of which nothing is logged."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})"
 
 
 def closing_error() -> RequestError:

@@ -27,7 +27,7 @@ def calibrate(run_directory: Path, drafter: str) -> tuple[Costs, tuple[Trace, ..
     """
     try:
         timeline = read_timeline(run_directory)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
     sequences = {event.sequence_id: event.drafter for event in _of_kind(WholeSequence, timeline.target)}
     drafters = sorted({name for name in sequences.values() if name is not None})
@@ -170,8 +170,8 @@ def _median(values: Iterable[int]) -> int | None:
 def _trace_of(part: Timeline) -> Trace:
     """For each position, whether the draft's own token was the target's; None if unknown.
 
-    A pass tells it up to the first rejected candidate. A token that was committed before the draft's own arrived is
-    compared when its verdict comes. A draft that proposed nothing was not right.
+    A pass compares them up to the first rejected candidate. A token that was committed before the draft's own arrived
+    is compared when its verdict comes. A draft that proposed nothing was wrong.
     """
     passes = part.passes
     if not passes:

@@ -1,10 +1,10 @@
 """Virtual time for the two real workers, their link and their recorders.
 
 Times are whole nanoseconds, so that runs repeat exactly. The target is the main program; whenever its time passes, the
-draft works until it has caught up. A message is seen from its arrival on. At equal times the draft acts first.
+draft works until it has caught up. At equal times the draft acts first.
 
-The draft acts up to the time until which the target's messages are known. Beyond it `NotYet` is raised before any
-change, and the act is begun again later.
+The draft acts while the target's messages are known. Beyond that time `NotYet` is raised before any change, and the act
+begins again later.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class VirtualTime:
     to_draft: Direction
     to_target: Direction
     draft_acts: deque[Callable[[], None]] = field(default_factory=deque)
-    """Steps that the draft takes in turns: `DraftWorker.take_in` and `propose`; empty: no draft."""
+    """The draft's acts in turn: `DraftWorker.take_in`, `propose`; empty: no draft."""
     target_ns: int = 0
     draft_ns: int = 0
     target_works: bool = False

@@ -1,7 +1,7 @@
 """Simulates one schedule on given answers and costs: the real workers on virtual time.
 
-Their model and drafter cost time, and the answer is a script. The drafter is equally likely to be right at every
-position, unlike a real one.
+Model and drafter only cost time; the answer is given. The drafter is equally likely to be right at every position,
+unlike a real one.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class Outcome:
     timeline: Timeline
     num_slots: int
     tokens_per_second: float
-    """Speed of all slots until the first finds no further answer: then the batch shrinks.
-
-    Time between two answers is not counted.
-    """
+    """Speed of all slots until the batch shrinks for want of answers. Time between two answers does not count."""
 
     @property
     def metrics(self) -> GenerationMetrics:
@@ -98,7 +95,8 @@ class Simulator:
     def run(self, decoding: DecodingConfig, events_folder: Path | None = None) -> Outcome:
         """Decode all answers, `batch_size` at a time, under the schedule of `decoding`.
 
-        The events are in the outcome, and written to `events_folder`, if any.
+        The events are in the outcome, and written to `events_folder`, if any. Raises `ConfigError` for a mistake in a
+        policy of a user's own.
         """
         clock = VirtualTime(
             Direction(self.costs.to_draft, self._random("to draft")),
@@ -118,6 +116,9 @@ class Simulator:
             if worker.has_room and speed is None:
                 speed = self._speed(sequences)
             worker.step()
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
         worker.shut_down()
         clock.finish()
         return Outcome(

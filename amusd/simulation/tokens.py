@@ -85,7 +85,7 @@ def all_guesses(
 
 
 def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Answer, ...]:
-    """Answers like the traces: unknown tokens are drawn at the rate of the trace's known ones; each has some."""
+    """Answers like the traces, which have known tokens each; unknown ones are drawn at the rate of the known."""
     answers = []
     for index, trace in enumerate(traces):
         rate = statistics.fmean(known for known in trace if known is not None)

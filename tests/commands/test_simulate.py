@@ -108,6 +108,7 @@ MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
     ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
+    ({"calibration": "a" * 300}, f"calibration={'a' * 300}: its events/"),
 ]
 
 

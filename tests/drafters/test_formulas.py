@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,9 +28,12 @@ from torch import Tensor
 
 from amusd.checkpoints.draft_networks import load_published
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, path_to
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
+from amusd.drafters.ngram import NgramCache
+from amusd.errors import NotFiniteError
+from amusd.models.passes import ModelOutput
 from amusd.protocol.draft_tree import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.draft_worker import draft_step
@@ -38,6 +42,7 @@ from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 
 CAPACITY = 100
+RATIO = Distribution(temperature=100.0, seed=3, acceptance="rejection")
 IDS = eagle3_weights()["d2t"] + torch.arange(12)
 Guess = Callable[[list[int]], Sequence[int]]
 """The tokens that may be guessed behind a path below the root, the likeliest first."""
@@ -166,6 +171,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Make]:
     blocks = load_dflash(save_dflash(folder / "dflash"), target)
     return {
         "eagle": partial(Pair, lambda: EagleDrafter(eagle), eagle_formula),
+        "eagle with lookup": partial(Pair, lambda: EagleDrafter(eagle, NgramCache(4)), eagle_formula),
         "medusa": partial(Pair, lambda: BlockDrafter(heads), block_formula(medusa)),
         "dflash": partial(Pair, lambda: BlockDrafter(blocks), block_formula(dflash)),
     }
@@ -227,11 +233,32 @@ def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_ar
 
 
 def test_under_the_ratio_test_eagle_is_certain_of_the_likeliest(pairs: dict[str, Make]) -> None:
-    hot = Distribution(temperature=100.0, seed=3, acceptance="rejection")
-    pair = pairs["eagle"](random.Random(4), distribution=hot)
+    pair = pairs["eagle"](random.Random(4), distribution=RATIO)
     pair.send_features()
     pair.propose(4)
     assert pair.check() >= 4
+
+
+def test_under_the_ratio_test_each_offered_token_has_what_it_was_drawn_from(pairs: dict[str, Make]) -> None:
+    """Also where the text repeats itself, which a chain of EAGLE looks up."""
+    pair = pairs["eagle with lookup"](random.Random(4), distribution=RATIO)
+    pair.commit(*range(5, 15), *range(5, 10))
+    pair.send_features()
+    pair.propose(2)
+    candidate = pair.manager.session.offer()
+    assert candidate is not None
+    assert len(candidate.draft_probs) == len(candidate.token_ids) > 0
+
+
+def test_a_chain_of_eagle_whose_logits_are_not_finite_proposes_nothing(
+    pairs: dict[str, Make], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelOutput, "check", Mock(side_effect=NotFiniteError("the largest logit is nan")))
+    for distribution in (GREEDY, RATIO):
+        pair = pairs["eagle"](random.Random(4), distribution=distribution)
+        pair.send_features()
+        pair.propose(1)
+        assert not pair.root.children
 
 
 DISTRIBUTIONS = {
@@ -258,6 +285,29 @@ def test_guesses_of_a_block_are_those_of_the_formulas_after_any_verdict(
         pair.send_features()
         assert pair.manager.length == len(pair.committed)
     assert total > (10 if fan_out == 1 else 25)
+
+
+@pytest.mark.parametrize("fan_out", [1, 3])
+@pytest.mark.parametrize("kind", ["medusa", "dflash"])
+def test_a_block_is_scored_again_behind_a_root_that_was_computed(
+    pairs: dict[str, Make], kind: str, fan_out: int
+) -> None:
+    for seed in range(5):
+        pair = pairs[kind](random.Random(seed), fan_out=fan_out)
+        pair.send_features()
+        pair.propose(1 if fan_out == 1 else 2)
+        foreseen = next(child for child in pair.root.children if child.computed)
+        before = {node for node in foreseen.below() if node.computed}
+        pair.commit(foreseen.token_id)
+        assert pair.root is foreseen
+        pair.send_features()
+        pair.propose(1)
+        guess = pair.formula(pair)
+        new = [node for node in foreseen.below() if node.computed and node.children and node not in before]
+        assert new
+        for node in new:
+            likeliest = max(node.children, key=lambda child: child.weight)
+            assert likeliest.token_id == guess(path_to(foreseen, node))[0]
 
 
 @pytest.mark.parametrize("kind", ["medusa", "dflash"])

@@ -51,7 +51,7 @@ class Checked:
         self.prompt = random_ids(rng.randint(1, PROMPT), rng.randrange(2**32))
         ngrams = rng.choice([None, NgramCache(1)])
         self.mixed, self.fan_out = ngrams is not None, rng.randint(2, 4)
-        shape = (rng.randint(2, 9), 1, (), distribution, self.fan_out, rng.randint(1, ROWS))
+        shape = (rng.randint(2, 9), 1, (), distribution, self.fan_out, rng.randint(1, 2 * ROWS))
         self.session = DraftSession(Open(1, 1, tuple(self.prompt), MAX_LENGTH, "tree", *shape))
         self.drafter = ModelDrafter(model, ngrams)
         self.drafter.set_distribution(distribution)

@@ -69,6 +69,7 @@ def test_draft_probabilities_come_back_from_their_bytes() -> None:
         (row([3, 7], [float("inf"), 0.5]).pack(), 7, "sum to inf"),
         (row([3, 3], [0.5, 0.5]).pack(), 3, "not ascending"),
         (row([3, 10], [0.5, 0.5]).pack(), 3, "not ascending"),
+        (row([0, 2**31 - 1, 2 - 2**31, 1], [0.25] * 4).pack(), 0, "not ascending"),  # differences that overflow are not
     ],
 )
 def test_impossible_draft_probabilities_are_refused(data: bytes, token_id: int, reason: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +60,25 @@ def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
     assert StopChecker((1,), ("stop",), 2, push).push((0, 1))[1] == "eos"
     assert StopChecker((), ("stop",), 2, push).push((0, 1))[1] == "stop"
     assert StopChecker((), (), 2, push).push((0, 1))[1] == "length"
+
+
+def test_a_token_costs_as_little_with_a_long_stop_string_as_with_a_short_one() -> None:
+    looks: list[str] = []
+
+    class Watched(str):
+        __slots__ = ()
+
+        def __getitem__(self, key: Any) -> str:
+            looks.append("part")
+            return super().__getitem__(key)
+
+        def startswith(self, *arguments: Any) -> bool:
+            looks.append("beginning")
+            return super().startswith(*arguments)
+
+    checker = StopChecker((), (Watched("b" + "a" * 1000),), 9, ["xyz", "ba", "ac"].__getitem__)
+    assert checker.push([0, 1, 2]) == (["xyz", "", "baac"], None)
+    assert len(looks) < 20
 
 
 def test_a_stop_string_may_span_tokens_and_the_earliest_one_cuts() -> None:

@@ -14,7 +14,9 @@ from openai import APIStatusError, AuthenticationError, OpenAI, RateLimitError
 from runtime.pair import PROMPT, oracle, pair, plain_engine
 from serving.running import ANSWER, LONG, MODEL, SECONDS, TEXT, Paused, Running, events, serving, until
 
+from amusd.config import DecodingConfig
 from amusd.drafters.synthetic import right_with_probability
+from amusd.policies.base import Decision, Policy, TargetView
 
 BLOCKS = {"mode": "synchronous", "num_speculative_tokens": 4, "max_silence_seconds": 60.0}
 """Each pass waits for its candidates, so that what is counted does not depend on this machine."""
@@ -179,7 +181,7 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
 
 
 def test_a_server_on_loopback_answers_to_its_own_names_alone() -> None:
-    with serving(plain_engine(), mode="autoregressive", allowed_hosts=("proxy.example",)) as server:
+    with serving(plain_engine(), mode="autoregressive", allowed_hosts=("Proxy.Example",)) as server:
         for host in ("localhost", "a.LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "proxy.example:80"):
             assert server.get("/health", headers={"Host": host}).status_code == 200, host
         for host in ("evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
@@ -203,6 +205,26 @@ def test_a_full_queue_is_told_and_answers_go_on() -> None:
         assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
 
 
+class Failing(Policy):
+    """A policy of the operator's own, with a bug."""
+
+    def decide(self, view: TargetView) -> Decision:
+        raise KeyError("typo")
+
+
+def failing(_decoding: DecodingConfig, *, can_branch: bool) -> Policy:
+    return Failing()
+
+
+def test_a_mistake_of_the_operators_own_policy_is_no_mistake_of_the_client() -> None:
+    factories = {"oracle": oracle(LONG, right_with_probability(0.9, 1))}
+    with pair(factories) as (engine, _), serving(engine, policy=f"{__name__}:failing") as server:
+        with server.client() as client, pytest.raises(APIStatusError) as failed:
+            sampled(client)
+        assert (failed.value.status_code, failed.value.code) == (500, "engine_failed")
+        assert any("raises KeyError" in line for line in server.lines)
+
+
 def test_however_many_ask_for_health_one_token_at_a_time_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     at_work: list[int] = []
 
@@ -217,9 +239,29 @@ def test_however_many_ask_for_health_one_token_at_a_time_is_tried(monkeypatch: p
 
     with serving(plain_engine(), mode="autoregressive") as server:
         service = server.service
-        service.may_be_broken = True
+        service.failed_at = service.engine.engine.worker.counts.num_tokens
         monkeypatch.setattr(service.engine, "generate", generate)
         assert [status for status, _ in asyncio.run(ask())] == [200] * 3
+
+
+def test_after_a_failure_health_waits_for_a_token_and_for_no_place() -> None:
+    engine = plain_engine(max_num_seqs=1)
+    running = serving(engine, mode="autoregressive")
+    with running as server, server.client() as client, ThreadPoolExecutor(2) as threads:
+        run = engine.worker.model.run
+        engine.worker.model.run = Mock(side_effect=RuntimeError)  # type: ignore[method-assign]
+        with pytest.raises(APIStatusError):
+            sampled(client)
+        engine.worker.model.run = run  # type: ignore[method-assign]
+        with closing(Paused(server)) as passes:
+            answer = threads.submit(sampled, client, temperature=0)
+            passes.arrived()  # it has the only place, and no token yet
+            health = threads.submit(server.get, "/health", timeout=10.0)
+            until(lambda: engine.scheduler.num_waiting == 1)
+            passes.go_on()
+            passes.arrived()
+            assert health.result(SECONDS).status_code == 200
+        assert texts(answer.result(SECONDS)) == [ANSWER[:12]]
 
 
 def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
@@ -231,11 +273,16 @@ def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
         with pytest.raises(APIStatusError) as failed:
             sampled(client)
         assert (failed.value.status_code, failed.value.code) == (500, "engine_failed")
+        (line,) = server.lines
+        assert line.startswith("an answer failed: RuntimeError in ")
         health = server.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "failing: RuntimeError")
         stream = server.post("/v1/chat/completions", server.chat(stream=True))
         assert events(stream)[-1]["error"]["code"] == "engine_failed"
         assert "secret" not in stream.text + "".join(server.lines)
+        whole = "vllm:e2e_request_latency_seconds_count{}"
+        until(lambda: server.num_aborted + server.figures()[whole] == 2)
+        assert server.num_aborted == 2
         model.run = run  # type: ignore[method-assign]
         assert server.get("/health").status_code == 200
         assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]

@@ -41,6 +41,9 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {str(id_): 1 for id_ in range(MAX_BIASES + 1)}}, "logit_bias", f"of length <= {MAX_BIASES}"),
     ({"tools": [TOOL]}, "tools", "not supported by this server"),
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
+    ({"skip_special_tokens": False}, "skip_special_tokens", "not supported by this server"),
+    ({"add_generation_prompt": False}, "add_generation_prompt", "not supported by this server"),
+    ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens", "not supported by this server"),
     (message(content="a" * 500), "messages", "leave no room in a context of 400"),
     (message(content="\ud800"), None, r"the body is not JSON: \ud800 is half of a surrogate pair"),
     ({"max_tokens": 4.5}, "max_tokens", "got `float`"),
@@ -88,6 +91,16 @@ def test_what_is_no_request_gets_the_same_shape(
     check(server.http.request(method, path, content=content, headers=HEADERS), status, None, text)
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "text/plain; charset=json", "multipart/form-data; boundary=json"])
+def test_a_body_that_the_page_of_another_site_could_send_is_refused(server: Running, kind: str) -> None:
+    """A browser asks no server before it sends these types, whatever their parameters."""
+    content = json.dumps(server.chat(max_tokens=1))
+    refused = server.http.post(CHAT, content=content, headers={"Content-Type": kind})
+    check(refused, 400, None, "must be sent as Content-Type: application/json")
+    taken = server.http.post(CHAT, content=content, headers={"Content-Type": "Application/JSON; charset=utf-8"})
+    assert taken.status_code == 200
+
+
 def test_a_body_without_a_length_is_cut_off_too(server: Running) -> None:
     body = (b" " * 1_000 for _ in range(81))
     check(server.http.post(CHAT, content=body, headers=HEADERS), 413, None, "larger than 80000 bytes")
@@ -111,7 +124,8 @@ WITHOUT_EFFECT = {
     "tool_choice": "none", "tools": [TOOL], "function_call": "none", "functions": [TOOL["function"]],
     "modalities": ["text"], "reasoning_effort": "none", "verbosity": "medium", "response_format": {"type": "text"},
     "seed": 1.0, "n": 1.0, "min_tokens": 0, "priority": 3, "model": None, "stop": None, "user": "ann", "echo": False,
-    "skip_special_tokens": True, "stream_options": {"include_usage": True, "include_obfuscation": None},
+    "skip_special_tokens": True, "add_special_tokens": False,
+    "stream_options": {"include_usage": True, "include_obfuscation": None},
 }  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -16,6 +18,7 @@ from runtime.pair import on_pass, plain_engine
 from serving.running import ANSWER, LONG, MODEL, SECONDS, TEXT, Paused, Running, events, serving, until
 
 from amusd.serving import server as serving_server
+from amusd.serving.server import HttpServer
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -152,6 +155,21 @@ def test_a_server_that_ends_lets_running_answers_end_and_takes_no_new_one() -> N
             assert (health.status_code, health.json()["status"]) == (503, "shutting down")
         assert [answer.result(SECONDS) for answer in answers] == [ANSWER[:50]] * 2
     assert all("cut off" not in line for line in server.lines)
+
+
+def test_a_hangup_that_nohup_ignores_does_not_end_the_server() -> None:
+    async def handlers() -> list[Any]:
+        with HttpServer.__new__(HttpServer).capture_signals():
+            return [signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)]
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hangup, end = asyncio.run(handlers())
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert hangup is signal.SIG_IGN
+    assert end is not signal.getsignal(signal.SIGTERM)
 
 
 def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:

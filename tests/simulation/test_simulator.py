@@ -13,6 +13,8 @@ from simulation import closed_forms
 from simulation.builders import PLAIN, branching, chain, costs, of_answers, simulator, speedup, synchronous
 
 from amusd.config import DecodingConfig
+from amusd.errors import ConfigError
+from amusd.policies.base import Decision, Policy, TargetView
 from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import Answer
@@ -49,6 +51,22 @@ def test_a_schedule_is_as_its_formula_has_it(
     machine: Simulator, schedule: DecodingConfig, expected: float, within: float
 ) -> None:
     assert speedup(machine, schedule) == pytest.approx(expected, rel=within)
+
+
+class Failing(Policy):
+    """A policy of a user's own, with a bug."""
+
+    def decide(self, view: TargetView) -> Decision:
+        raise KeyError("typo")
+
+
+def failing(_decoding: DecodingConfig, *, can_branch: bool) -> Policy:
+    return Failing()
+
+
+def test_a_mistake_in_a_users_own_policy_ends_the_simulation_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=f"^policy={__name__}:failing: raises KeyError"):
+        simulator(0.8, costs(5)).run(DecodingConfig(policy=f"{__name__}:failing"))
 
 
 # Laws
