@@ -158,7 +158,8 @@ def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:
     engine = plain_engine()
     with ThreadPoolExecutor(2) as threads:
         with serving(engine, mode="autoregressive", shutdown_seconds=0.0) as server:
-            on_pass(engine, lambda _: until(lambda: server.num_at_work < 2 or server.service.engine._is_closing))
+            asynchronous = server.service.engine
+            on_pass(engine, lambda _: until(lambda: engine.scheduler.num_waiting or asynchronous._is_closing))
             answers = [threads.submit(read, server, stream, 390) for stream in (True, False)]
             half_sent = server.raw(server.chat(), length=10)
             until(lambda: len(server.service.requests) == 2)
