@@ -91,7 +91,7 @@ def test_the_door_closes_behind_the_peer_and_a_stranger_without_memory_is_turned
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(path))
             stranger.sendall(said)
-        assert listener.receive(0.0) is None
+            assert listener.receive(0.0) is None
     assert path.is_socket()
     other = reach(address)
     assert listener.receive(0.0) is None

@@ -218,14 +218,13 @@ def test_both_ends_check_keys(guarded: ZeroMQTransport, folder: Path, other_fold
 
 def test_the_peer_is_served_while_strangers_hold_connections(guarded: ZeroMQTransport, folder: Path) -> None:
     place = ("127.0.0.2", int(guarded.address.rpartition(":")[2]))
-    with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
+    with socket.create_connection(place), socket.create_connection(place) as loud:
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
         link = ZeroMQTransport(guarded.address, NONCE, keys=read_keys(folder, "target"), listens=False)
         for sender, receiver in ((link, guarded), (guarded, link)):
             sender.send(VERDICT)
             assert expect(receiver) == VERDICT
         link.close()
-        assert silent.fileno() >= 0
 
 
 @pytest.mark.parametrize("comes_in", [True, False])
