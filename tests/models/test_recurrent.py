@@ -211,9 +211,7 @@ def test_states_of_a_discarded_cache_take_no_room() -> None:
 
 
 @pytest.mark.parametrize(("acceptance", "most"), [(0.4, 4.7), (0.6, 3.45), (0.8, 2.2)])
-def test_a_token_is_computed_once_more_at_most(
-    acceptance: float, most: float, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_is_computed_once_more_at_most(acceptance: float, most: float) -> None:
     """Rows that a target computes per committed token with 6 candidates, those of candidates included."""
     chance, history, num_rows = random.Random(acceptance), StateHistory(StateShelf()), 0
     length = 0
@@ -227,6 +225,4 @@ def test_a_token_is_computed_once_more_at_most(
         num_rows += again + 7
         length += 1 + next((number for number in range(6) if chance.random() >= acceptance), 6)
         history.truncate(length)
-    with capsys.disabled():
-        print(f"\nacceptance {acceptance}: {num_rows / length:.2f} rows per committed token")  # noqa: T201 - a measurement
     assert num_rows / length < most
