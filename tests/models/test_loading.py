@@ -64,7 +64,7 @@ def test_what_cannot_run_is_refused_by_name_from_its_configuration(
     assert "\n" not in str(caught.value)
 
 
-def test_so_are_its_first_layers_as_a_draft(tmp_path: Path) -> None:
+def test_the_first_layers_of_what_cannot_run_are_refused_as_a_draft(tmp_path: Path) -> None:
     transformers.BltConfig().save_pretrained(tmp_path)  # which has layers of several kinds of parts
     engine = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), drafters=(DrafterConfig(kind="self"),))
     with pytest.raises(ConfigError, match="'blt' is not supported: "):
@@ -303,7 +303,7 @@ def test_a_hub_that_is_silent_is_not_needed_for_what_was_fetched(load: Load, fol
 
 
 @pytest.mark.parametrize("model_impl", ["auto", "transformers"])
-def test_a_dtype_of_auto_is_the_engine_s(model_impl: Any, folder: Path) -> None:
+def test_a_dtype_of_auto_is_the_engines(model_impl: Any, folder: Path) -> None:
     setting(torch_dtype="auto", dtype="auto")(folder)
     load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), model_impl=model_impl)), "cpu")
 

@@ -194,7 +194,7 @@ steps = st.lists(st.one_of(st.none(), st.binary(max_size=SMALL - 8), st.binary(m
 
 
 @given(steps)
-def test_it_is_a_queue_of_bounded_size_whatever_the_lengths(steps: list[bytes | None]) -> None:
+def test_a_ring_is_a_queue_of_bounded_size_whatever_the_lengths(steps: list[bytes | None]) -> None:
     pair, model = Pair(), deque[bytes]()
     for frame in steps:
         if frame is None:

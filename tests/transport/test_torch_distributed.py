@@ -97,7 +97,7 @@ def test_a_peer_that_announces_too_long_a_frame_is_lost(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process listens to")
-def test_it_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, TorchDistributedTransport]) -> None:
+def test_a_link_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, TorchDistributedTransport]) -> None:
     addresses = {one[0] for one in listeners([psutil.Process()]) if not isinstance(one, str)}
     assert addresses
     assert {address for address in addresses if not address.endswith("7F")} <= LOOPBACK, "127.0.0.0/8 or ::1"

@@ -94,7 +94,7 @@ def test_a_second_peer_is_told_so_and_disturbs_nothing(listener: ZeroMQTransport
         listener.receive(DEADLINE)
 
 
-def test_who_comes_first_and_says_nothing_takes_nobody_s_place(listener: ZeroMQTransport) -> None:
+def test_a_peer_that_comes_first_and_says_nothing_takes_nobodys_place(listener: ZeroMQTransport) -> None:
     silent, talking = (ZeroMQTransport(listener.address, NONCE, listens=False) for _ in range(2))
     with closing(silent):
         while not silent._is_attached:
