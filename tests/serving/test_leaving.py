@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ from runtime.pair import on_pass, plain_engine
 from serving.running import ANSWER, LONG, MODEL, SECONDS, TEXT, Paused, Running, events, serving, until
 
 from amusd.serving import server as serving_server
+from amusd.serving.server import MOST, SPARE_DESCRIPTORS
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -118,6 +121,18 @@ def test_connections_beyond_the_limit_are_refused_with_one_line(monkeypatch: pyt
         stack.close()
         until(lambda: is_well(server))
     assert server.lines == [line]
+
+
+@pytest.mark.parametrize(
+    ("num_free", "wanted", "most"),
+    [(10_000, 9, MOST), (10_000, 2_000, 2_000), (100, 2_000, 100 - SPARE_DESCRIPTORS), (0, 9, 1)],
+)
+def test_no_more_may_connect_than_there_are_descriptors_for(
+    monkeypatch: pytest.MonkeyPatch, num_free: int, wanted: int, most: int
+) -> None:
+    allowed = len([*Path("/dev/fd").iterdir()]) + num_free
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
+    assert serving_server.most_connections(wanted) == most
 
 
 def is_well(server: Running) -> bool:
