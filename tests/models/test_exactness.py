@@ -44,7 +44,7 @@ class Plain:
         return [*self.prompt, *self.tokens[:-1]]
 
     def cache_of_prompt(self) -> KVCache:
-        """That cache, with the prompt without its last token; wrong keys and values lie behind it."""
+        """The cache, with the prompt without its last token; wrong keys and values lie behind it."""
         length = len(self.prompt) - 1
         self.cache.truncate(length)
         self.model.prefill([5] * len(self.tokens), self.cache)

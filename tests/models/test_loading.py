@@ -367,5 +367,5 @@ def test_the_embedded_target_is_read_as_transformers_reads_it(embedded_folder: P
 
 
 def test_experts_whose_number_may_vary_by_layer_are_experts() -> None:
-    """Whose attributes raise what is no `AttributeError`."""
+    """The attributes of this configuration raise what is no `AttributeError`."""
     assert why_rows_vary(AutoConfig.for_model("dots3_note_vision_encoder")) is not None

@@ -31,7 +31,7 @@ NUM_SCHEDULES = [
 ]
 WARNED = "so the modes may give different answers"
 CLOSE = 2e-3
-"""Of logits whose standard deviation is 1: nemotron_h bounds time steps in prompts alone."""
+"""Tolerance of logits whose standard deviation is 1: nemotron_h bounds time steps in prompts alone."""
 
 
 def text_of(chance: random.Random, length: int) -> list[int]:
@@ -129,7 +129,7 @@ def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
 
 
 def test_layers_that_compute_several_tokens_wrongly_take_them_one_by_one() -> None:
-    """Those of transformers' jamba begin without their state where a pass has several tokens."""
+    """The layers of transformers' jamba begin without their state where a pass has several tokens."""
     model = our_model("jamba")
     with logged() as lines:
         settle_layers("j", model)
@@ -176,7 +176,7 @@ def test_a_pass_that_was_not_finite_leaves_no_state() -> None:
 
 @pytest.mark.parametrize(("budget", "num_kept"), [(0, 0), (1, 1), (2.5, 2), (9, 4)])
 def test_states_at_ends_of_prompts_are_kept_up_to_a_number_of_bytes(budget: float, num_kept: int) -> None:
-    """Those of the newest prompts, of all sequences: a prompt of 150 tokens has two chunks on a CPU."""
+    """The newest prompts of all sequences count: a prompt of 150 tokens has two chunks on a CPU."""
     text = text_of(random.Random(2), 200)
     one = our_model("lfm2")
     [state] = prefilled(one, text[:5], 10).history.states.values()
