@@ -60,6 +60,10 @@ def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
     assert StopChecker((), (), 2, push).push((0, 1))[1] == "length"
 
 
+def test_the_earliest_stop_string_cuts() -> None:
+    assert cut_at_stop("x b a", ("a", "b")) == "x "
+
+
 def test_the_last_token_shows_what_is_left_of_the_text() -> None:
     checker = StopChecker((), (), 2, ("a", "").__getitem__, flush_text=lambda: "\ufffd")
     assert checker.push([0, 1]) == (["a", "\ufffd"], "length")
