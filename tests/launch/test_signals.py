@@ -59,7 +59,7 @@ def test_what_may_be_a_bug_shows_where_and_all_else_is_a_line(
 def test_a_process_gets_a_signal_when_its_parent_dies() -> None:
     program = """
 import os, time
-from amusd_launch.signals import end_with_parent
+from launch.signals import end_with_parent
 reading, writing = os.pipe()
 if os.fork():
     os.read(reading, 1)
@@ -68,7 +68,8 @@ end_with_parent()
 os.write(writing, b"1")
 time.sleep(20)
 """
-    done = end_of(program)  # which waits until nobody can write to its pipes any more
+    # which waits until nobody can write to its pipes any more
+    done = end_of(program, str(Path(__file__).parents[2]))
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, [f"KeyboardInterrupt: {int(signal.SIGTERM)}"])
 
 
