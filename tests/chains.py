@@ -16,7 +16,7 @@ def propose(drafter: Drafter, number: int, path: Sequence[int] = ()) -> tuple[in
 def propose_together(
     drafters: Sequence[Drafter], paths: Sequence[Sequence[int]], number: int, room: int = 0
 ) -> list[tuple[int, ...]]:
-    """What each proposes behind its path: `number` tokens by calls of a model, or up to `room`, if more, at once."""
+    """The tokens that each proposes behind its path: `number`, or up to `room` if a step makes more."""
     parts = []
     for drafter, path in zip(drafters, paths, strict=True):
         nodes = [Node(None, drafter.committed[-1], drafter.length - 1, 1.0, 1.0)]

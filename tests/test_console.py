@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import re
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from amusd.console import Console
+from amusd.logs import LineHandler
 
 ROOT = Path(__file__).parents[1]
 SMALL = "accept=0.8 verify_ms=25 draft_ms=2.5 simulate.num_tokens=40"
@@ -55,6 +58,22 @@ def test_a_terminal_without_room_gets_the_text_alone(monkeypatch: pytest.MonkeyP
         write("text\n")
     assert os.read(ours, 100) == b"text\r\n"
     os.close(ours)
+
+
+def test_lines_go_above_the_progress_line_which_a_file_has_for_each_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, terminal, file = LineHandler(), io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    handler.show_progress("work", 1, 4)
+    handler.handle(logging.LogRecord("amusd", logging.INFO, "", 0, "two\nlines", None, None))
+    handler.end_progress()
+    bar = "[#####...............] 1/4  work"
+    wiped = f"\r{' ' * len(bar)}\r"
+    assert terminal.getvalue() == f"{bar}{wiped}amusd: two\\nlines\n{bar}{wiped}"
+    monkeypatch.setattr(sys, "stderr", file)
+    for done in range(1, 41):
+        handler.show_progress("work", done, 40)
+    assert file.getvalue().splitlines() == [f"{done}/40  work" for done in range(4, 41, 4)]
 
 
 def shell(words: str, folder: Path = ROOT, before: str = "") -> subprocess.CompletedProcess[str]:

@@ -110,7 +110,7 @@ NAMES = {"/".join(path.parts[-depth:]) for path in FILES for depth in range(1, 7
 
 
 def members_by_class() -> dict[str, set[str]]:
-    """What each class of the package has, by its name in lower case; names of one class are joined."""
+    """The members of each class of the package, by its name in lower case; classes of one name are joined."""
     members: dict[str, set[str]] = {}
     classes = [
         node

@@ -17,7 +17,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.processes import PATIENT, ROOM, SECONDS, amusd_command, descendants, environment, full_pipe, num_in
+from tests.launch.processes import (
+    PATIENT,
+    ROOM,
+    SECONDS,
+    amusd_command,
+    descendants,
+    environment,
+    free_port,
+    full_pipe,
+    num_in,
+)
 
 pytestmark = [
     pytest.mark.embedded,
@@ -68,15 +78,14 @@ def test_a_run_listens_on_this_machine_alone_runs_no_pickle_and_repeats_no_promp
     canary = pickle.dumps(Canary(tmp_path / "canary"))
     arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=40", PATIENT]
     if link == "tcp":
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            arguments.append(f"transport.address=tcp://127.0.0.1:{free.getsockname()[1]}")
+        arguments.append(f"transport.address=tcp://127.0.0.1:{free_port()}")
     if link == "ranks":
         arguments.append("target_tensor_parallel_size=2")
     command, (out, into, filling) = amusd_command("generate", *arguments), full_pipe()  # it is read when all was tried
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=into, stderr=subprocess.PIPE)
     os.close(into)
     answer = b""
-    watchdog = threading.Timer(2 * SECONDS, process.kill)
+    watchdog = threading.Timer(SECONDS, process.kill)
     watchdog.start()
     seen: set[tuple[str, int]] = set()
     reached: set[tuple[str, int] | str] = set()

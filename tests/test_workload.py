@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,13 @@ def test_more_prompts_than_there_are_is_one_line_unless_nobody_asked_for_them(tm
         prompts_of("compare", asked(path, num_prompts=3))
     with pytest.raises(ConfigError, match=r"^workload\.num_prompts=99: the built-in file has only 16$"):
         prompts_of("compare", asked(None, num_prompts=99))
+
+
+def test_files_that_cannot_be_read_again_are_refused() -> None:
+    line = refusal(lambda: load_prompts(WorkloadConfig(path=os.devnull)))
+    assert line == f"workload.path={os.devnull}: not a regular file; it has to be read more than once"
+    line = refusal(lambda: prompts_of("generate", RunConfig(out=os.devnull)))
+    assert line == f"out={os.devnull}: not a regular file; it has to be read, too"
 
 
 def test_an_answer_needs_one_prompt_and_the_typed_one_comes_first(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ _QWEN_PATTERN = (
 
 
 def sentencepiece_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """As Llama 2, TinyLlama and Mistral have it: a token for each byte, `▁` for a space, the first space not shown."""
+    """The kind of Llama 2, TinyLlama and Mistral: a token for each byte, `▁` for a space, the first one not shown."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *string.ascii_letters]
     pieces += [*string.digits, *".,!?:'"]
     merges = _add_words(pieces, "▁")
@@ -34,7 +34,7 @@ def sentencepiece_tokenizer(chat_template: str | None = None) -> PreTrainedToken
 
 
 def qwen_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """As Qwen 2 and 3 have it: tokens are byte sequences, a word has its space, special tokens stand behind."""
+    """The kind of Qwen 2 and 3: tokens are byte sequences, a word has its space, special tokens stand behind."""
     pieces = [*bytes_to_unicode().values()]
     merges = _add_words(pieces, "Ġ")
     for left, right in (("Ġ", "â"), ("ð", "Ł")):  # a space and part of a character, half an emoji

@@ -47,7 +47,9 @@ def load(folder: Path, draft_file: Path) -> ModelRunner:
 
 
 @pytest.mark.parametrize(("name", "tied"), [("LlamaConfig", True), ("Qwen3Config", False)])
-def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: str, tied: bool, tmp_path: Path) -> None:
+def test_the_embedded_draft_is_its_stored_layers_between_the_targets_embedding_and_head(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
     stock, draft_file = save_pair(tmp_path / "target", name, tie_word_embeddings=tied)
     draft = load(tmp_path / "target", draft_file)
     with torch.inference_mode():

@@ -36,7 +36,7 @@ def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
     return conversion
 
 
-def test_it_is_converted_once_and_says_so(conversion: Mock, cache_dir: Path) -> None:
+def test_the_embedded_target_is_converted_once_and_a_line_says_so(conversion: Mock, cache_dir: Path) -> None:
     with logged() as lines:
         folder = embedded_target.embedded_target_path()
     assert folder == cache_dir / FOLDER

@@ -86,7 +86,7 @@ def test_added_words_are_texts_and_ids_beyond_the_model_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("name", "tied"), [("LlamaConfig", False), ("Gemma3TextConfig", True), ("GPT2Config", True)])
-def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
+def test_the_logits_of_a_draft_with_another_tokenizer_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
     config = tiny.tiny_config(name, tie_word_embeddings=tied)
     stock, changed = tiny.tiny_causal_lm(config), tiny.tiny_causal_lm(config, register_attention())
     target = {token_id: b"(%d)" % ((7 * token_id + 3) % 97) for token_id in range(60)} | {60: b"(5)!"}
@@ -106,7 +106,7 @@ def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
 # Loading
 
 
-def test_it_says_what_it_can_propose_and_takes_the_ids_of_the_target(pair: Path) -> None:
+def test_a_draft_with_another_tokenizer_says_what_it_can_propose_and_takes_the_targets_ids(pair: Path) -> None:
     drafters = load_drafters(engine_config(pair, "cut"), "cpu")
     assert drafters.tokenizer_hash == load_tokenizer(pair / "target").fingerprint
     (model,) = drafters.models
@@ -117,7 +117,7 @@ def test_it_says_what_it_can_propose_and_takes_the_ids_of_the_target(pair: Path)
 
 
 @pytest.mark.parametrize(("target", "draft"), [("target", "likely padding"), ("unlikely padding", "target")])
-def test_a_draft_with_more_or_fewer_rows_reads_and_scores_the_target_s_ids(target: str, draft: str, pair: Path) -> None:
+def test_a_draft_with_more_or_fewer_rows_reads_and_scores_the_targets_ids(target: str, draft: str, pair: Path) -> None:
     config = engine_config(pair, draft, target)
     model, _ = load_draft_model(config.drafters[0], config, "cpu")
     num_ids = VOCAB_SIZE + (PADDING if draft == "target" else 0)

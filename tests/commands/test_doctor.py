@@ -28,7 +28,7 @@ def looked_at(config: EngineConfig) -> dict[str, tuple[bool | None, str]]:
 
 
 @pytest.mark.parametrize("width", ["fixed", "bucketed"])
-def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
+def test_the_doctor_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     width: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = tiny.byte_tokenizer()
@@ -81,7 +81,7 @@ def test_wide_passes_are_timed_and_a_context_that_is_too_short_for_that_is_told(
     assert re.fullmatch(r"not measured: needs room for \d+ tokens \(max_model_len\)", text)
 
 
-def test_it_says_what_the_positions_outside_of_windows_cost(tmp_path: Path) -> None:
+def test_the_doctor_says_what_the_positions_outside_of_windows_cost(tmp_path: Path) -> None:
     tokenizer = tiny.byte_tokenizer()
     config = tiny.tiny_config("MinistralConfig", vocab_size=len(tokenizer), sliding_window=64)
     tiny.save_checkpoint(tmp_path, config, tokenizer)

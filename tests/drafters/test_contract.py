@@ -41,7 +41,7 @@ REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 
 
 def model_with_another_tokenizer() -> ModelRunner:
-    """Of four tokens that both have, one that is read as another, and one without a text."""
+    """A model of four tokens that both have, one that is read as another, and one without a text."""
     model = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     target = {0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}
     shared = share_vocabulary(target, dict(enumerate(LETTERS)), VOCAB_SIZE, lambda _text: [0])

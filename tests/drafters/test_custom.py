@@ -140,7 +140,7 @@ def test_a_mistake_is_one_line_that_says_what_it_is(factory: str, message: str, 
     assert line.startswith(f"drafter.factory={factory}: {message}")
 
 
-def test_it_offers_what_the_factory_makes(files: Path) -> None:
+def test_a_loaded_drafter_offers_what_its_factory_makes(files: Path) -> None:
     made = loaded(f"{files}/nonsense.py:Names.make").factories
     assert list(made) == ["custom"]
     assert len(made["custom"](3)) == 3

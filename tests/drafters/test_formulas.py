@@ -178,7 +178,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Make]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_was_committed_eagle_s_new_tree_is_that_of_a_fresh_drafter(pairs: dict[str, Make], seed: int) -> None:
+def test_eagles_new_tree_is_that_of_a_fresh_drafter_whatever_was_committed(pairs: dict[str, Make], seed: int) -> None:
     """Verdicts that the tree foresaw, in part or not at all; features in time, late, twice."""
     rng = random.Random(seed)
     pair = pairs["eagle"](rng, fan_out=rng.choice([1, 3]))

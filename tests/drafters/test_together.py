@@ -40,7 +40,7 @@ class Kind:
     is_tree: bool
     distributions: Sequence[Distribution]
     most: int = NUMBER
-    """So many have work at once at some time. Those that make several tokens a step soon have none before a verdict."""
+    """Most that have work at once. Those that make several tokens a step soon have none before a verdict."""
 
     def make(self, number: int) -> Sequence[Drafter]:
         if self.drafter.kind == "cascade":

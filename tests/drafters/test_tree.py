@@ -94,7 +94,7 @@ class Checked:
         self.commit([*foreseen, *(self.rng.randrange(tiny.VOCAB) for _ in range(others))])
 
     def compare(self, guesses: Guesses, path: list[int]) -> None:
-        """With what a pass over the path alone gives, in a cache of its own."""
+        """Compare with what a pass over the path alone gives, in a cache of its own."""
         text, mixture = [*self.session.committed, *path], ()
         if self.mixed:
             ngrams = NgramCache(1)

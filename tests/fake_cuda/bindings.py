@@ -1,6 +1,6 @@
-"""What takes the place of Python functions of torch that would look for a GPU.
+"""Stand-ins for Python functions of torch that would look for a GPU.
 
-That is: functions that make tensors on a device, moves between devices, and the methods whose bindings hold a device
+These are functions that make tensors on a device, moves between devices, and the methods whose bindings hold a device
 guard, which builds of torch without CUDA lack.
 """
 

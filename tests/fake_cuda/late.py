@@ -31,7 +31,7 @@ class LateStreams:
             pass
 
     def mark(self, stream: StreamId) -> Event:
-        """What is set once the stream has come to this place."""
+        """An event that is set once the stream has come to this place."""
         mark = Event()
         self.put(stream, mark.set)
         return mark
@@ -57,7 +57,7 @@ def spoil(tensor: Tensor) -> Tensor:
 
 
 def foreseen(call: Callable[..., object], args: object, kwargs: object, *, is_mutable: bool) -> object:
-    """What `call` will return, without its values; views as they are."""
+    """The result that `call` will return, without its values; views as they are."""
     given = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
     metas = {key: _without_values(leaf, "meta") for key, leaf in given.items()}
     known = {id(meta): given[key] for key, meta in metas.items()}

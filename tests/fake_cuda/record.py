@@ -47,14 +47,14 @@ class Wait:
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """What was captured."""
+    """A captured graph."""
 
     stream: StreamId
     pool: object
     mode: str
     nodes: list[Kernel | Copy] = field(default_factory=list)
     made: list[Tensor] = field(default_factory=list)
-    """What lies in the pool's memory, which other graphs use too."""
+    """Tensors in the pool's memory, which other graphs use too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What takes the place of the members of `torch.cuda`. Names and parameters are torch's."""
+"""Stand-ins for the members of `torch.cuda`. Names and parameters are torch's."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def inner_of(leaf: Any) -> Any:
 
 
 def _given(leaf: Any) -> Any:
-    """What a kernel gets: numbers on the host as they are when it is launched."""
+    """The argument as a kernel gets it: numbers on the host as they are when it is launched."""
     return leaf.clone() if isinstance(leaf, Tensor) and not isinstance(leaf, CudaTensor) else inner_of(leaf)
 
 

@@ -77,7 +77,7 @@ def test_tokens_are_those_of_a_cpu(
 
 
 def result(seed: int, *, waits: bool, rewrites: bool = False) -> float:
-    """What a stream makes of what another one copies to the device."""
+    """The number that a stream makes of what another one copies to the device."""
     with fake_cuda(values=True, seed=seed):
         host, told = torch.ones(1, pin_memory=True), torch.zeros(1, pin_memory=True)
         device, stream, event = torch.zeros(1, device="cuda:0"), torch.cuda.Stream(), torch.cuda.Event()

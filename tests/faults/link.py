@@ -21,9 +21,9 @@ from amusd.transport.base import Transport
 MAX_COPY_MS = 50
 NUM_ECHOED = 12
 MAX_ECHO_MS = 150
-"""So long after the next life's beginning at most are frames of the last one heard."""
+"""Longest time for which frames of one life are heard after the next one has begun."""
 HANG_UP_MS = (2, 30, 200)
-"""So long at most does it take until a side knows that the other is gone."""
+"""Longest times until a side knows that the other is gone."""
 LATENCY_NS = 1_000
 
 
@@ -146,7 +146,7 @@ class End(Transport):
                 return None
 
     def close(self) -> None:
-        """Or what the system does when the process ends; the peer gets to know of it, sooner or later."""
+        """Close this end, as the system does when a process ends; the peer learns of it sooner or later."""
         if self._closed:
             return
         self._closed = True

@@ -15,6 +15,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_tree import Guesses, Node, Transition
+from amusd.protocol.verification import place_rows
 
 VOCAB_SIZE = 7
 CHUNK = 2
@@ -104,6 +105,7 @@ class HashModel:
         if parents is None:
             return self._append(token_ids, cache)
         assert len(token_ids) <= self.numerics.width
+        place_rows(parents, self.numerics.tracks_at(cache.length))
         cache.rows = [prefix_hash.extend(cache.hashes[-1], token_ids[0])]
         for token_id, parent in zip(token_ids[1:], parents, strict=True):
             cache.rows.append(prefix_hash.extend(cache.rows[parent], token_id))
@@ -120,7 +122,7 @@ class HashModel:
 
 
 def _dice(prefix: int, purpose: int) -> float:
-    """In [0, 1), the same for the same prefix: what a drafter proposes depends on its context alone."""
+    """A number in [0, 1) that depends on the prefix alone, as a drafter's proposals do."""
     return (prefix_hash.extend(prefix ^ (purpose << 32), purpose) >> 11) % (1 << 20) / (1 << 20)
 
 
@@ -141,7 +143,7 @@ class HashDrafter(Drafter):
         self._silence = silence
         self._life = life
         self._hashes: dict[Node, int] = {}
-        """Of each node that was offered or computed: of the prefix up to and with it, when that was first asked."""
+        """Hash of the prefix that ends with each offered or computed node, as it was first asked for."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         super().open(token_ids, capacity, min(fan_out, len(self.WEIGHTS)))
@@ -171,7 +173,7 @@ class HashDrafter(Drafter):
         return self.propose((), 3), 0.85
 
     def hash_of(self, root: Node, node: Node) -> int:
-        """Of the prefix up to and with it. A node's prefix never changes: what it was at first is its ghost."""
+        """Hash of the prefix that ends with `node`. A node's prefix never changes, so the first hash is kept."""
         known = self._hashes.get(node)
         if known is None:
             above = node.parent

@@ -228,7 +228,7 @@ class Simulation:
             answer.num_accepted_before = answer.sequence.metrics.num_accepted
 
     def _is_live_again(self, worker: WatchedTarget, answer: Answer) -> bool:
-        """In liveness mode: whether it has had a candidate accepted for the first time after the last fault."""
+        """Whether, after the last fault, this answer has just had its first candidate accepted."""
         if not self._is_calm or answer.is_live:
             return False
         num_passes = worker.num_passes - answer.watched_from

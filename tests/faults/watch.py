@@ -13,7 +13,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 
 MAX_WAIT_NS = 2_000_000_000
-"""Before a pass: no policy of the simulation, and no silence, has the target wait for longer."""
+"""Longest wait before a pass: no policy of the simulation and no silence asks for more."""
 MAX_WAITS = 2_000
 
 
@@ -37,7 +37,7 @@ class Watched:
 class Watch:
     def __init__(self) -> None:
         self.ghosts: dict[Candidate, frozenset[Ghost]] = {}
-        """What each message says, and what it was drafted from. The frame does not carry that."""
+        """The ghosts of each message's tokens, which its frame does not carry."""
         self._drafts: dict[tuple[int, int], tuple[int, int]] = {}
         self._answers: dict[int, Watched] = {}
         self.over: set[int] = set()

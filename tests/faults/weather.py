@@ -1,4 +1,4 @@
-"""What goes wrong, and how often: each seed has some of the faults, some of them often.
+"""The faults, and how often they happen: each seed has some of them, some of them often.
 
 Faults of a frame are drawn when it is sent. Others strike from time to time, and last for a while. A draft may also end
 at any of its actions.

@@ -39,7 +39,7 @@ class ActingClock(Clock):
 
 
 class World:
-    """What happens when. Events of the same time happen in the order in which they were planned."""
+    """The plan of all events. Events of the same time happen in the order in which they were planned."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

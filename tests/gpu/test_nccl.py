@@ -103,12 +103,6 @@ def test_the_link_works_between_processes_that_are_measured() -> None:
 # One model on two GPUs: its tokens, with and without graphs, and a rank that dies
 
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.nccl,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
-]
-
 DEVICES = ("cuda:0", "cuda:1")
 PROMPT = [7, 40, 12, 9, 33, 21, 50, 18, 5, 44, 29]
 FOUND_SECONDS = 20.0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,11 @@ def full_pipe() -> tuple[int, int, int]:
 def num_in(pipe: int) -> int:
     (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return int(number)
+
+
+def free_port() -> int:
+    """A free port of loopback below those that systems give to connections by themselves."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", 20_000 + secrets.randbelow(9_000)))
+            return int(probe.getsockname()[1])

@@ -57,7 +57,7 @@ def test_each_node_of_a_slurm_job_gets_its_place_in_one_engine(tmp_path: Path) -
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for rank, arguments in enumerate(started(tmp_path)):
+    for rank, arguments in zip((0, 1), started(tmp_path), strict=True):
         config = check_line(arguments, rank, (2, 1), "10.0.0.3")
         assert config.prompt == text.removeprefix("prompt=")
 

@@ -17,7 +17,17 @@ import psutil
 import pytest
 
 from amusd.transport.curve import write_keys
-from tests.launch.processes import BLOCKS, SECONDS, amusd_command, assert_gone, begun, descendants, environment, run
+from tests.launch.processes import (
+    BLOCKS,
+    SECONDS,
+    amusd_command,
+    assert_gone,
+    begun,
+    descendants,
+    environment,
+    free_port,
+    run,
+)
 from tests.launch.small_pair import PROMPT, plain_answer
 from tests.warm import Popen
 
@@ -34,8 +44,7 @@ class Server:
         self.folder, self.pair = folder, pair
         for name in ("keys", "other"):
             write_keys(folder / name)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"tcp://127.0.0.1:{free_port()}"
         self.errors = folder / "errors"
         listen = (f"listen={self.address}", f"transport.keys={folder / 'keys'}")
         with self.errors.open("w") as said:

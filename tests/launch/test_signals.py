@@ -55,6 +55,24 @@ def test_what_may_be_a_bug_shows_where_and_all_else_is_a_line(
     assert printed.startswith("Traceback") if is_shown else printed == f"amusd: {error}\n"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the kernel tells nobody")
+def test_a_process_gets_a_signal_when_its_parent_dies() -> None:
+    program = """
+import os, time
+from launch.signals import end_with_parent
+reading, writing = os.pipe()
+if os.fork():
+    os.read(reading, 1)
+    os._exit(0)
+end_with_parent()
+os.write(writing, b"1")
+time.sleep(20)
+"""
+    # which waits until nobody can write to its pipes any more
+    done = end_of(program, str(Path(__file__).parents[2]))
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, [f"KeyboardInterrupt: {int(signal.SIGTERM)}"])
+
+
 @pytest.mark.parametrize("sleeps", ["time.sleep(60)", "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"])
 def test_a_process_that_does_not_come_back_is_ended(sleeps: str) -> None:
     """Python's handler does not run in a C function that goes on, nor does what catches `KeyboardInterrupt` end."""

@@ -20,7 +20,7 @@ from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.warm import Popen
 
 
-def test_it_holds_the_resolved_configuration_and_the_environment(tmp_path: Path) -> None:
+def test_a_run_directory_holds_the_resolved_configuration_and_the_environment(tmp_path: Path) -> None:
     config = RunConfig(prompt="${x}: 'a'\n\u2028 ü", sampling=SamplingParams(stop=("no", "1e3", "~")))
     directory = create_run_directory(dataclasses.replace(config, run_dir=str(tmp_path / "deep" / "run")))
     assert sorted(path.name for path in directory.iterdir()) == ["config.yaml", "environment.json", "events"]

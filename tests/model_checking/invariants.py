@@ -1,4 +1,4 @@
-"""What has to hold in every state of the model and across every step. Each breach is a name and what is wrong."""
+"""The invariants of every state and every step of the model. Each breach is a name and what is wrong."""
 
 from __future__ import annotations
 

@@ -95,9 +95,9 @@ class State(NamedTuple):
 class Step(NamedTuple):
     action: str
     subject: Candidate | Verdict | Token | None
-    """What is delivered, sent or proposed."""
+    """The message or token that is delivered, sent or proposed."""
     state: State
-    """Where it leads."""
+    """The state after it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Bounds:
     max_length: int = 3
     max_lookahead: int = 2
     max_nodes: int = 9
-    """Of the draft's tree at a time."""
+    """Most nodes of the draft's tree at a time."""
     vocab_size: int = 2
     max_lives: int = 2
     """Lives of the draft, the first included."""
@@ -172,7 +172,7 @@ class ProtocolModel:
             yield Step("target attaches a new life", None, State(attached, self.open(attached), to_target, to_draft))
 
     def steps_alone(self, target: Target) -> Iterator[tuple[str, Target]]:
-        """Those for which the target needs nobody."""
+        """The steps that the target takes without the draft."""
         if target.block is not None:
             yield "target commits", self.commit(target)
         elif self.room(target) > 0:

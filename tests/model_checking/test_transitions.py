@@ -45,7 +45,7 @@ def reached(model: ProtocolModel) -> Reached:
 
 
 def test_the_target_receives_as_the_model_does(model: ProtocolModel, reached: Reached) -> None:
-    """Also what never meets: then both refuse, or neither does."""
+    """Pairs that never meet count too: then both refuse, or neither does."""
     outcomes = set()
     for target in reached.targets:
         for candidate in reached.candidates:

@@ -27,7 +27,7 @@ def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follo
 
 
 def on_ranks(folder: Path, size: int, work: Callable[[Ranks], T]) -> list[T]:
-    """What each of them makes, in a thread of its own."""
+    """The result of `work` on each rank, each in a thread of its own."""
     ranks = [ProcessGroup(rank, size, str(folder)) for rank in range(size)]
 
     def run(rank: ProcessGroup) -> T:

@@ -40,7 +40,7 @@ def model_of(numerics: Numerics, model_impl: str) -> ModelRunner:
 
 
 def expected(token_ids: list[int]) -> Tensor:
-    """By transformers: [tokens, layers * width]."""
+    """Features as transformers computes them: [tokens, layers * width]."""
     stock = tiny.tiny_causal_lm(CONFIG)
     with torch.inference_mode():
         states = stock(torch.tensor([token_ids]), output_hidden_states=True).hidden_states

@@ -28,7 +28,7 @@ def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -
 
 @pytest.mark.parametrize("replayed", [False, True], ids=["computed anew", "replayed"])
 def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool) -> None:
-    """And rows of a pass can be kept right behind it alone, whatever kind of pass came in between."""
+    """Rows of a pass can be kept only right behind it, whatever kind of pass came in between."""
     rule = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3) if replayed else FIXED
     stock, model = tiny.wrapped_pair("LlamaConfig", rule, capture=run_each_time if replayed else None)
     prompt = random_ids(10)

@@ -32,7 +32,7 @@ NUM_SCHEDULES = [
 ]
 WARNED = "so the modes may give different answers"
 CLOSE = 2e-3
-"""Of logits whose standard deviation is 1: nemotron_h bounds time steps in prompts alone."""
+"""Tolerance of logits whose standard deviation is 1: nemotron_h bounds time steps in prompts alone."""
 
 
 def text_of(chance: random.Random, length: int) -> list[int]:
@@ -138,7 +138,7 @@ def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
 
 
 def test_layers_that_compute_several_tokens_wrongly_take_them_one_by_one() -> None:
-    """Those of transformers' jamba begin without their state where a pass has several tokens."""
+    """The layers of transformers' jamba begin without their state where a pass has several tokens."""
     model = our_model("jamba")
     with logged() as lines:
         settle_layers("j", model)
@@ -185,7 +185,7 @@ def test_a_pass_that_was_not_finite_leaves_no_state() -> None:
 
 @pytest.mark.parametrize(("budget", "num_kept"), [(0, 0), (1, 1), (2.5, 2), (9, 4)])
 def test_states_at_ends_of_prompts_are_kept_up_to_a_number_of_bytes(budget: float, num_kept: int) -> None:
-    """Those of the newest prompts, of all sequences: a prompt of 150 tokens has two chunks on a CPU."""
+    """The newest prompts of all sequences count: a prompt of 150 tokens has two chunks on a CPU."""
     text = text_of(random.Random(2), 200)
     one = our_model("lfm2")
     [state] = prefilled(one, text[:5], 10).history.states.values()
@@ -220,9 +220,7 @@ def test_states_of_a_discarded_cache_take_no_room() -> None:
 
 
 @pytest.mark.parametrize(("acceptance", "most"), [(0.4, 4.7), (0.6, 3.45), (0.8, 2.2)])
-def test_a_token_is_computed_once_more_at_most(
-    acceptance: float, most: float, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_is_computed_once_more_at_most(acceptance: float, most: float) -> None:
     """Rows that a target computes per committed token with 6 candidates, those of candidates included."""
     chance, history, num_rows = random.Random(acceptance), StateHistory(StateShelf()), 0
     length = 0
@@ -236,6 +234,4 @@ def test_a_token_is_computed_once_more_at_most(
         num_rows += again + 7
         length += 1 + next((number for number in range(6) if chance.random() >= acceptance), 6)
         history.truncate(length)
-    with capsys.disabled():
-        print(f"\nacceptance {acceptance}: {num_rows / length:.2f} rows per committed token")  # noqa: T201 - a measurement
     assert num_rows / length < most

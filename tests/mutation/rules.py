@@ -16,6 +16,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a signal handler may use the worker amid a pass": ("            if self._in_use:", "            if False:"),
         "a fork may ask": ("if os.getpid() != self._pid:\n            raise", "if False:\n            raise"),
     },
+    ("amusd/async_engine.py", "tests/test_turns.py"): {
+        "an engine is closed amid a pass": (
+            "            await asyncio.to_thread(self._thread.join)\n",
+            "            pass\n",
+        ),
+    },
     ("amusd/commands/compare.py", "tests/commands/test_compare.py"): {
         "answers are not in the order of their prompts": (
             "[answer.result() for answer in answers]",
@@ -361,6 +367,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
     },
     ("amusd/runtime/connection.py", "tests/runtime/test_draft_client.py"): {
+        "a draft that talks nonsense is kept": ("if self.silence.num_nonsense >= MAX_NONSENSE:", "if False:"),
         "the silence and nonsense of a draft are held against the next one": ("        self.silence.end()\n", ""),
         "the link of a lost draft stays open": ("self.link.drop()\n        self.link = None", "self.link = None"),
         "an absent draft is lost again": ("        if self.link is None:  # the next", "        if False:  # the next"),
@@ -374,6 +381,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/transport/zeromq.py", "tests/transport/test_zeromq.py"): {
         "a second peer is left waiting": ("if self.answer_to_others is not None:", "if False:"),
         "a connection that says nothing is the peer's": ("self._peer_fds &= {", "{"),
+    },
+    ("amusd/transport/factory.py", "tests/transport/test_contract.py"): {
+        "the delay of the settings is passed over": ("link.delay_seconds = config.delay_ms / 1e3", "pass"),
     },
     ("amusd/transport/torch_distributed.py", "tests/transport/test_torch_distributed.py"): {
         "a lost peer ends the process": ("    os.environ.update(NCCL_SETTINGS)\n", ""),
@@ -390,6 +400,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_features.py tests/runtime/test_draft_client.py"): {
+        "features leave no room for other messages": (
+            "not link.has_room(2 * len(data))",
+            "not link.has_room(len(data))",
+        ),
         "features are sent again with every verdict": ("            state.num_features = end\n", ""),
     },
     ("tests/model_checking/protocol_model.py", "tests/model_checking/test_exploration.py"): {
@@ -421,6 +435,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        if not (has_draft or view.num_candidates):\n            decision = Wait(0.05)\n        if False:",
         ),
     },
+    ("amusd/runtime/verifier.py", "tests/faults/test_simulation.py"): {
+        "tracks are counted from the row behind the first": (
+            "tracks_at(session.committed_length - 1)",
+            "tracks_at(session.committed_length)",
+        ),
+    },
     ("amusd/protocol/wire.py", "tests/faults/test_simulation.py"): {
         "damage is believed": ("!= zlib.crc32(sealed)", "is None"),
     },
@@ -436,6 +456,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a draft without the drafter that is named is taken": ("sorted({*wanted} - {*draft.drafters})", "sorted(())"),
     },
     ("amusd/runtime/connection.py", "tests/runtime/test_connection.py tests/runtime/test_draft_process.py"): {
+        "the last words of a draft are not heard": ("for _ in range(MAX_LAST_WORDS):", "for _ in range(0):"),
+        "a next draft that does not fit is started again": (
+            'self._gave_up = f"the next draft is refused: {error}"',
+            "self._search(str(error), was_met=False)",
+        ),
         "the link of a draft that fails leaks": ("            self._arriving.drop()\n", ""),
         "a draft that hangs before its hello is left alone": ("self.clock.now() + FAREWELL_SECONDS", "math.inf"),
         "a hello of another draft is taken": ("if hello.incarnation != self._hello.incarnation:", "if False:"),
@@ -446,6 +471,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "raise PeerLostError  # START",
         ),
         "a draft of use is not worth a restart": ("            self._restarts.on_accepted()\n", "            pass\n"),
+    },
+    ("amusd/runtime/devices.py", "tests/runtime/test_devices.py"): {
+        "two workers may share a GPU in silence": ("if count > 1 and", "if count > 2 and"),
+        "a draft elsewhere shares a GPU of this machine": (" and config.draft_address is None", ""),
+        "what a setting asks for is warned of": ("if not config.hardware.devices and (shared", "if (shared"),
     },
     ("amusd/runtime/draft_server.py", "tests/runtime/test_devices.py"): {
         "caches take more than there is": ("if needed > most:", "if False:"),
@@ -479,7 +509,14 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/rollback.py", "tests/drafters/test_formulas.py"): {
         "looked-up tokens lack their distributions": ('if self.distribution.rule != "rejection":', "if True:"),
     },
+    ("amusd/runtime/draft_worker.py", "tests/runtime/test_features.py"): {
+        "features of another life are taken": (
+            "sequence is not None and message.incarnation == self.incarnation",
+            "sequence is not None",
+        ),
+    },
     ("amusd/runtime/rollback.py", "tests/runtime/test_features.py tests/runtime/test_rollback.py"): {
+        "features that are no numbers are taken": ("if not rows.isfinite().all():", "if False:"),
         "features are given to the drafter before the verdict of their tokens": (
             "if message.end <= self.session.base]",
             "if message.end <= self.session.base + 9]",
@@ -489,10 +526,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a drafter may disagree with its session": ("if self.drafter.length != self.session.base:", "if False:"),
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_batches.py tests/runtime/test_prefix_caching.py"): {
-        "a pass that is not finite ends every answer": (
-            "                sequence.error = error\n                self.end(sequence)",
-            "                raise",
-        ),
         "a prompt that comes in alone is taken in by chunks": ("if len(self.sequences) > 1:", "if True:"),
         "a prompt is taken in at once whoever waits": ("if len(self.sequences) > 1:", "if False:"),
         "an admission that fails takes a slot": (
@@ -519,6 +552,15 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runner/model_runner.py", "tests/runner/test_contract.py"): {
         "sequences of a memory share their bias": ("self._sampling[memory], cache.number", "self._sampling[memory], 0"),
         "a chunk of a prompt is written beside rows of other positions": ("cache.put_in_order()", "pass"),
+    },
+    ("amusd/runtime/target_worker.py", "tests/runtime/test_not_finite.py"): {
+        "a pass that is not finite ends every answer": (
+            "                sequence.error = error\n                self.end(sequence)",
+            "                raise",
+        ),
+    },
+    ("amusd/runtime/verifier.py", "tests/runtime/test_not_finite.py"): {
+        "the next answer goes on from what is no number": ("cache.truncate(0)  # the prompt's", "pass  # the prompt's"),
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_gathering.py"): {
         "a pass waits for each of its sequences": (
@@ -577,6 +619,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/sampling/stopping.py", "tests/sampling/test_text.py"): {
         "a stop string across tokens is not seen": ("in range(len(text))", "in ()"),
+        "half a character at the end is not shown": ("                self._held += self.flush_text()\n", ""),
         "stop wins over end-of-sequence": (
             "        if token_id in self.eos_token_ids:\n",
             "        if token_id in self.eos_token_ids and not any(string in self._held for string in self.stop):\n",
@@ -589,14 +632,22 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/serving/app.py", "tests/serving/test_api.py tests/serving/test_bad_requests.py"): {
         "a parameter of a body's type counts as the type": ('.partition(";")[0]', ""),
         "hosts differ by the case of their letters": ("{name.lower() for name", "{name for name"),
+        "a page of another site may ask": (
+            'if "json" not in request.headers.get("content-type", ""):',
+            "if False:",
+        ),
         "any key opens the gate": (" or not hmac.compare_digest(given.strip(), key.encode()):", ":"),
         "a body without a length has no limit": ("if len(content) > MAX_BODY_BYTES:", "if False:"),
+    },
+    ("amusd/serving/metrics.py", "tests/serving/test_api.py"): {
+        "a place counts answers instead of candidates": ("inc(number)", "inc()"),
     },
     ("amusd/serving/requests.py", "tests/serving/test_bad_requests.py"): {
         "what is not supported is ignored": ("is_empty = value is None or", "is_empty = value is not None or"),
         "a body of very many values is read": ("if _num_nested(content) > _MAX_NESTED:", "if False:"),
     },
     ("amusd/serving/server.py", "tests/serving/test_leaving.py"): {
+        "connections leave no descriptor for anything else": (" - SPARE_DESCRIPTORS", ""),
         "nobody looks whether a client has left": (
             "self.transport.write(self.conn.send(h11.D",
             "(self.conn.send(h11.D",
@@ -626,14 +677,20 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "log-probabilities are of tokens behind no prompt": ("engine.engine.tokenizer, ids", "engine.engine.tokenizer"),
     },
     ("amusd/serving/timeline.py", "tests/serving/test_pure.py"): {
+        "stale candidates are told as taken": ('taken=event.reception == "taken"', "taken=True"),
         "a listener that has gone is still told": ("if listener is not keep)", "if listener)"),
         "a rollback is told though candidates are left": (" and not event.num_ready", ""),
+    },
+    ("amusd/logs.py", "tests/test_console.py"): {
+        "a message may have several lines": ("record.getMessage().splitlines()", "[record.getMessage()]"),
     },
     ("amusd/workload.py", "tests/commands/test_generate.py"): {
         "a file is begun anew": ("AnswersFile(config).rest(", "list("),
         "a conversation goes on without its answers": ('{"role": "assistant", "content": answer}, ', ""),
     },
     ("amusd/workload.py", "tests/test_workload.py"): {
+        "prompts are read from a pipe": ("if path.exists() and not path.is_file():", "if False:"),
+        "answers go to a pipe": ("if self.path.exists() and not self.path.is_file():", "if False:"),
         "lines end where text does not": ('.split("\\n"), start=1', ".splitlines(), start=1"),
         "the last answer of a conversation is part of the prompt": ("answers[-1]", "answers[-1] + 1"),
         "lines are counted from 0": ('("\\n"), start=1)', '("\\n"), start=0)'),
@@ -679,6 +736,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("launch/run_directory.py", "tests/launch/test_sweep.py"): {
         "a job whose draft was lost is done": (' or {"draft_failure", "draft_losses"} & result.keys()', ""),
+    },
+    ("launch/signals.py", "tests/launch/test_signals.py"): {
+        "a process outlives its parent": ("ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ", "print("),
     },
     ("launch/run.py", "tests/launch/test_torchrun.py"): {
         "several machines need no keys": ("beyond=link.insecure or link.keys is not None, ", "beyond=True, "),

@@ -64,7 +64,7 @@ def test_a_rest_grows_while_it_pays() -> None:
 
 
 def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
-    """Even where the quickest pass would allow it."""
+    """This holds even where the quickest pass would allow it."""
     switch = DraftingSwitch()
     rests = []
     for number in range(4000):

@@ -149,6 +149,7 @@ def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> N
         assert memories[0]() is None
 
     follow(Mock(new_caches=new_caches, compute=lambda work, _: passes.append(work)), frames())
+    assert len(memories) == 2
 
 
 def test_a_message_that_is_no_pass_is_an_error() -> None:

@@ -29,7 +29,7 @@ def first() -> Places:
 
 
 def spread(seed: int) -> Places:
-    """At rank 0 with probability 0.6, else at each further rank with 0.5."""
+    """The right token is at rank 0 with probability 0.6, otherwise at each further rank with 0.5."""
 
     def place(position: int) -> int:
         if right_with_probability(0.6, seed)(position):

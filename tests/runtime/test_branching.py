@@ -28,7 +28,7 @@ TREES: dict[str, Callable[[], Drafter]] = {
 
 
 def branching(length: int = 5, **changes: object) -> DecodingConfig:
-    """Whose passes wait for candidates, however slow the draft is."""
+    """A schedule whose passes wait for candidates, however slow the draft is."""
     tree = {"fan_out": 3, "rows_per_step": 4, "max_wait_passes": 1e6}
     return decoding("asynchronous", length, policy="branching", **{**tree, **changes})
 
@@ -38,7 +38,7 @@ def blocks(num_steps: int) -> DecodingConfig:
 
 
 def check_counts(answer: Generation) -> None:
-    """What holds for every answer."""
+    """Check what holds for every answer's counts."""
     metrics = answer.metrics
     assert metrics.num_tokens == len(answer.token_ids)
     own = metrics.num_tokens - metrics.num_accepted  # one of each pass that no late candidate has ended
@@ -81,7 +81,7 @@ def test_every_tree_gives_the_tokens_and_logprobs_of_plain_decoding(
 
 
 def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() -> None:
-    """As above: every accepted candidate was an alternative, wherever it stood."""
+    """Every accepted candidate was an alternative, wherever it stood."""
     second: dict[str, Callable[[], Drafter]] = {"second": lambda: TableTreeDrafter(places=lambda _: 1)}
     with pair(second, pass_seconds=0.004) as (engine, _):
         expected = engine.generate(PROMPT, params(NUM_TOKENS), decoding=PLAIN).token_ids

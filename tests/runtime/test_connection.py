@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from unittest.mock import Mock
 
 import pytest
 from memory_link import memory_pair, of_another_version
@@ -244,6 +245,28 @@ def test_a_handshake_that_fails_is_a_refusal_of_a_first_target_and_a_broken_netw
     search.source.answers = True
     search.look("there")
     assert search.found.num_restarts == 1
+
+
+@pytest.mark.parametrize(("text", "reason"), [("no paper\nat line 3", "no paper"), (" \n", "it gave no reason")])
+def test_a_draft_that_cannot_be_sent_to_is_lost_for_the_reason_that_it_gave_at_last(
+    search: Search, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    link = search.source.links[-1]
+    link.inbox += [DraftHello(1, "", (), 7), Failed("Error", text)]
+    monkeypatch.setattr(link, "send", Mock(side_effect=PeerLostError("the peer closed the link")))
+    assert not search.found.send(Shutdown())
+    assert search.found.losses == [reason]
+
+
+def test_a_next_draft_that_does_not_fit_the_target_is_refused_for_good(search: Search) -> None:
+    search.source.answers = False
+    search.lose()
+    search.look("started")
+    link = search.source.links[-1]
+    link.inbox.append(DraftHello(2, "a" * 64, ("test",), 7))
+    assert not search.found.find_next()
+    assert str(search.found.failure).startswith("the next draft is refused: drafter=test: its tokenizer differs")
+    assert link.is_closed
 
 
 def said_by(link: Link, message: Message) -> Link:

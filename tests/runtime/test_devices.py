@@ -96,6 +96,30 @@ def test_a_draft_that_computes_nothing_opens_no_context_on_a_gpu(
     assert not lines
 
 
+SYNTHETIC, ELSEWHERE = DrafterConfig(kind="synthetic"), DrafterConfig(kind="hf", address="tcp://127.0.0.1:29501")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "named", "size", "drafter", "shared"),
+    [
+        (1, "", 1, SYNTHETIC, "2 workers share cuda:0"),
+        (2, "", 4, SYNTHETIC, "2 workers share cuda:0, 3 workers share cuda:1"),
+        (1, "", 2, ELSEWHERE, "2 workers share cuda:0"),
+        (2, "", 1, SYNTHETIC, None),
+        (1, "cuda:0", 1, SYNTHETIC, None),
+        (1, "", 1, ELSEWHERE, None),
+        (0, "", 1, SYNTHETIC, None),
+    ],
+)
+def test_workers_that_share_a_gpu_which_no_setting_named_are_a_warning(
+    num_gpus: int, named: str, size: int, drafter: DrafterConfig, shared: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, num_gpus)
+    with logged() as lines:
+        warn_of_sharing(on(*named.split(), target_tensor_parallel_size=size, drafters=(drafter,)))
+    assert lines == ([] if shared is None else [f"{shared}; each waits while the other computes (docs/one_gpu.md)"])
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [

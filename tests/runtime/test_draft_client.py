@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.sessions import hash_of
@@ -20,7 +21,7 @@ from table_model import TableModel
 
 from amusd.policies.base import Policy, TargetView, Wait
 from amusd.policies.schedules import ContinuousPolicy, SynchronousPolicy
-from amusd.protocol.messages import Candidate, Close, DraftHello, Message, Open, Progress, Refused, Verdict
+from amusd.protocol.messages import Candidate, Close, DraftHello, Features, Message, Open, Progress, Refused, Verdict
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import SETTLE_SECONDS, DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, MAX_SIGN_SECONDS, SILENCES, TAKE_IN_SECONDS
@@ -137,6 +138,15 @@ def test_a_draft_that_has_answered_is_told_the_verdict_alone() -> None:
         pass
     assert len(target.link.messages(Open)) == 1
     assert len(target.link.messages(Verdict)) > 2
+
+
+@pytest.mark.parametrize("nonsense", [DraftHello(1, "", (), 7), chain(1, PROMPT, (VOCAB_SIZE,))])
+def test_a_draft_that_talks_nonsense_is_lost(nonsense: Message) -> None:
+    target = Target()
+    target.open()
+    target.link.inbox += [nonsense] * MAX_NONSENSE
+    target.client.drain()
+    assert target.connection.losses == [f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"]
 
 
 def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
@@ -424,3 +434,13 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
     assert num_read == 4
     client.drain()
     assert num_read == 8
+
+
+@pytest.mark.parametrize(("num_bytes", "num_sent"), [(47, 0), (48, 3)])
+def test_features_wait_until_the_link_has_room_for_as_many_bytes_again(num_bytes: int, num_sent: int) -> None:
+    target = Target()
+    sequence = target.open()
+    target.link.has_room = lambda needed: needed <= num_bytes  # type: ignore[method-assign]
+    target.client.send_features(sequence, 0, torch.zeros(3, 4, dtype=torch.bfloat16))
+    assert sum(message.end - message.start for message in target.link.messages(Features)) == num_sent
+    assert target.client.features_due(sequence, 3) == range(num_sent, 3)

@@ -73,7 +73,7 @@ def test_a_target_whose_draft_ends_before_its_hello_starts_alone_and_says_so(
     end: str,
     num_started: int,
 ) -> None:
-    """At once where it ended by itself; one that was killed is started again, but not for ever."""
+    """A draft that ended by itself is reported at once; a killed one is started again, but not for ever."""
     monkeypatch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", child])
     started = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr("amusd.child.subprocess.Popen", started)

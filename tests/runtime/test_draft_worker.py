@@ -111,7 +111,7 @@ def test_long_work_on_one_message_is_no_silence() -> None:
 
 
 def test_a_verdict_that_leaves_no_room_is_answered_at_once() -> None:
-    """Else the target would wait for candidates that never come."""
+    """Otherwise the target would wait for candidates that never come."""
     draft = Draft(max_length=len(PROMPT) + 4, max_lookahead=2)
     draft.steps(2)
     said = len(draft.link.messages(Candidate))
@@ -145,7 +145,7 @@ def test_what_no_target_should_say_changes_nothing(message: Message, refused: li
 
 
 def test_a_sequence_that_was_refused_is_closed_with_counts_of_nothing() -> None:
-    """Else the target would wait for them."""
+    """Otherwise the target would wait for the counts."""
     draft = Draft()
     draft.say(Close(2))
     assert draft.link.messages(Refused) == [Refused(2)]

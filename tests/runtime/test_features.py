@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -50,8 +50,11 @@ def expected(num_positions: int) -> Tensor:
     return model.read_features([(cache, range(num_positions))])[0].float()
 
 
+Spoil = Callable[[bytes], bytes]
+
+
 class LossyLink:
-    def __init__(self, link: Transport, keep: Sequence[bool], spoil: bytes | None = None) -> None:
+    def __init__(self, link: Transport, keep: Sequence[bool], spoil: Spoil | None = None) -> None:
         self._link, self._keep, self._spoil = link, list(keep), spoil
         self.address, self.receive, self.close, self.has_room = link.address, link.receive, link.close, link.has_room
         self.sent: list[Features] = []
@@ -65,7 +68,7 @@ class LossyLink:
             if self._keep and not self._keep.pop(0):
                 return
             if self._spoil is not None:
-                message = replace(message, rows=self._spoil)
+                message = replace(message, rows=self._spoil(message.rows))
         self._link.send(message)
 
 
@@ -126,8 +129,16 @@ def test_a_draft_that_replaces_another_gets_all_features_of_the_next_answer() ->
         assert {*range(len(text))} <= made[1].features.keys()
 
 
-@pytest.mark.parametrize("spoil", [None, b"abc", b"\x00" * 10_000])
-def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
+SPOILS: dict[str, Spoil | None] = {
+    "lost": None,
+    "cut": lambda _: b"abc",
+    "too wide": lambda _: bytes(10_000),
+    "not finite": lambda rows: b"\xc0\x7f" * (len(rows) // 2),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
+def test_lost_and_damaged_features_cost_no_token(spoil: Spoil | None) -> None:
     links: list[LossyLink] = []
 
     def lossy(link: MemoryTransport) -> Transport:
@@ -139,6 +150,7 @@ def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
     with pair({NAME: lambda: drafter}, wrap_target_link=lossy) as (engine, _):
         assert ask(engine, PROMPT, "asynchronous", NUM_TOKENS) == reference(NUM_TOKENS)
     assert links[0].sent
+    assert bool(drafter.features) == (spoil is None)
     assert all(torch.equal(row, expected(position + 1)[-1]) for position, row in drafter.features.items())
 
 
@@ -147,12 +159,13 @@ def features_of(start: int, end: int) -> Features:
     return Features(1, 1, start, end, rows)
 
 
-def test_features_that_come_before_their_verdict_wait_for_it() -> None:
+def test_features_wait_for_their_verdict_and_those_of_another_life_are_dropped() -> None:
     target, draft = memory_pair()
     drafter = ReadingDrafter()
     worker = DraftWorker(draft, {NAME: [drafter]}, 1, Recorder("draft"))
     target.send(Open(1, 1, PROMPT, 100, NAME, 8, 1, not_over=(1, 2)))
     target.send(features_of(0, 7))
+    target.send(replace(features_of(0, 4), incarnation=2))
     worker.take_in()
     assert not drafter.features
     target.send(Verdict(1, 1, 0, len(PROMPT), (1, 2, 3)))

@@ -63,7 +63,9 @@ def params(sampling: str) -> SamplingParams:
     ("sampling", "schedule", "value"),
     list(zip(SAMPLINGS, 2 * list(SCHEDULES), (NAN, INF, -INF, INF, -INF, NAN), strict=True)),
 )
-def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule: str, value: float) -> None:
+def test_logits_of_the_target_that_are_no_numbers_end_the_answer_with_their_position(
+    sampling: str, schedule: str, value: float
+) -> None:
     with pair({"same": lambda: ModelDrafter(target_model())}) as (engine, _):
         whole = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])
         spoil(engine.worker.model, lambda _, position: position >= len(PROMPT) + 12, value)
@@ -76,10 +78,12 @@ def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule:
         if sampling != "ratio test":
             assert stream.token_ids == whole.token_ids[:12]
         short = SamplingParams(max_new_tokens=5)
-        assert engine.generate(PROMPT, short).token_ids == reference(5)[len(PROMPT) :]
+        again = engine.generate(PROMPT, short)
+        assert again.token_ids == reference(5)[len(PROMPT) :]
+        assert again.metrics.num_cached_tokens == 0  # what the cache held may be no numbers
 
 
-def test_those_of_one_sequence_do_not_change_the_answer_of_another() -> None:
+def test_logits_of_one_sequence_that_are_no_numbers_end_its_answer_alone() -> None:
     """A pass that is made again writes its logits where those of all sequences lay."""
     with plain_engine() as engine:
         expected = engine.generate(PROMPT, params("ratio test"))
@@ -98,10 +102,14 @@ def test_those_of_one_sequence_do_not_change_the_answer_of_another() -> None:
         assert healthy.result().token_ids == expected.token_ids
         with pytest.raises(NotFiniteError):
             broken.result()
+        assert not engine.worker.sequences
+        assert engine.generate(PROMPT, params("ratio test")).token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "filters", "ratio test"])
-def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_logits_of_a_draft_that_are_no_numbers_cost_speed_alone_and_are_said_once(
+    sampling: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken() -> ModelDrafter:
         model = target_model()
         spoil(model, lambda _, position: position >= len(PROMPT) + 6, NAN)

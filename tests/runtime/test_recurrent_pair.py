@@ -100,7 +100,7 @@ def test_a_pair_with_recurrent_layers_answers_as_transformers_does(name: str, sc
 @pytest.mark.parametrize("max_num_seqs", [1, 4])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_all_schedules_of_pairs_with_recurrent_layers(name: str, max_num_seqs: int) -> None:
-    """Through borders of chunks; then with a draft that is lost amid an answer, once in each run."""
+    """Prompts cross borders of chunks; then a draft is lost amid an answer, once in each run."""
     prompts = prompts_of((5, 64, 128, 129, 300, 600))
     target, draft = our_model(name), our_model(name, NOISE)
     check_pair(name, target, draft, SCHEDULES, prompts, num_tokens=40, max_num_seqs=max_num_seqs)
@@ -166,7 +166,7 @@ def test_auto_plans_no_trees_for_a_draft_that_drafts_none() -> None:
 
 
 def test_a_chat_goes_on_from_the_state_behind_its_last_prompt() -> None:
-    """Of the target and of the draft; a prompt that begins alike goes on from the end of a chunk."""
+    """So do target and draft; a prompt that begins alike goes on from the end of a chunk."""
     options = {"state_bytes": 1_000_000}
     target, draft = our_model("bamba", **options), our_model("bamba", NOISE, **options)
     [prompt] = prompts_of((200,))
@@ -182,7 +182,7 @@ def test_a_chat_goes_on_from_the_state_behind_its_last_prompt() -> None:
 
 @pytest.mark.parametrize("is_chain", [True, False])
 def test_a_recurrent_draft_serves_vllm(is_chain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose rows it drafts for as long as they agree, and follows where they do not."""
+    """It drafts for vLLM's rows as long as they agree, and follows where they do not."""
     stock = noisy_model("lfm2", attention=register_attention(), vocab_size=test_vllm.VOCAB_SIZE)
     model = our_model("lfm2", model=stock)
     made = drafters_of(model, 2 * test_vllm.MAX_NUM_SEQS)

@@ -71,7 +71,7 @@ def own_text(context: list[int], number: int, distribution: Distribution) -> tup
 def test_the_middles_text_is_its_own_whatever_its_draft_does(
     distribution: Distribution, inner: str, prompt: list[int], actions: list[tuple[str, list[int], int]]
 ) -> None:
-    """Also where the target has it take tokens back that its draft was told of: no message contradicts another."""
+    """No message contradicts another, even where the target takes tokens back that the draft was told of."""
     middle = Middle(inner, distribution)
     drafter, path = middle.drafter, list[int]()
     drafter.open(prompt, CAPACITY)

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class DeviceLostError(RuntimeError):
-    """In a call of this name."""
+    """The device is lost in a call of this name."""
 
 
 class BrittleDrafter(Drafter):
@@ -80,7 +80,7 @@ def failing_at(number: int) -> Callable[[str], bool]:
 
 
 def tree_of(manager: RollbackManager) -> object:
-    """What a rollback may change."""
+    """The state that a rollback may change."""
     session = manager.session
     nodes = [(node.position, node.token_id, node.number, node.computed) for node in session.tree.root.below()]
     return session.committed, session.epoch, nodes
@@ -114,7 +114,7 @@ def contradiction(manager: RollbackManager) -> Verdict:
 def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
     kind: str, number: int, behind: bool
 ) -> None:
-    """It follows a verdict all the same; any other failure surfaces, and has changed neither side alone."""
+    """The manager still follows a verdict; any other failure surfaces, and has changed neither side alone."""
     rng, failed_in = random.Random(number), ""
     drafter = BrittleDrafter(DRAFTERS[kind](), failing_at(number), behind=behind)
     manager = RollbackManager(OPENINGS[kind], drafter)

@@ -29,7 +29,7 @@ SCHEDULES = (
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_cycles", [4, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
 def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Path, kind: str, num_cycles: int) -> None:
-    """At random moments, the next one's start among them; nothing is left of those that were killed."""
+    """The moments are random, the next draft's start among them; nothing is left of a killed one."""
     chance = random.Random(f"{kind} {num_cycles}")
     with survivor(kind) as pair:
         pair.await_help(SCHEDULES[0])

@@ -97,7 +97,7 @@ def test_the_model_does_what_it_would_do_for_a_drafter_of_its_own() -> None:
     assert len(real.calls) > 6
 
 
-def test_under_the_ratio_test_what_replaces_the_model_s_draws_is_certain() -> None:
+def test_under_the_ratio_test_what_replaces_the_models_draws_is_certain() -> None:
     ratio_test = Distribution(temperature=0.8, seed=5, acceptance="rejection")
     opening = Open(1, 1, PROMPT, 50, "synthetic", 8, 1, tuple(range(VOCAB_SIZE)), ratio_test.as_message())
     model = CountedModel()

@@ -113,7 +113,7 @@ class Experiment:
     draft: PrefixModel | None = None
     make_drafter: Callable[[PrefixModel], ModelDrafter] = ModelDrafter  # type: ignore[assignment]
     filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
-    """What happens to a candidate message on its way."""
+    """Changes a candidate message on its way."""
     num_accepted: int = 0
     num_rejected: int = 0
 
@@ -197,7 +197,7 @@ class Experiment:
 
 
 def _seeded(distribution: Distribution, seed: int) -> Distribution:
-    """As `dataclasses.replace`, without checking fifty thousand times what does not change."""
+    """The same as `dataclasses.replace`, without fifty thousand checks of what does not change."""
     copy = object.__new__(Distribution)
     copy.__dict__.update(distribution.__dict__, seed=seed)
     return copy

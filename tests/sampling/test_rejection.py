@@ -36,7 +36,7 @@ def row(ids: Sequence[int], probabilities: Sequence[float]) -> TokenProbs:
 
 
 def acceptance(p: Sequence[float], candidate: int, q: TokenProbs) -> Counter[tuple[int, ...]]:
-    """What becomes of one candidate, over many seeds."""
+    """The outcomes of one candidate, over many seeds."""
     logits, found = torch.tensor([p]).log(), Counter[tuple[int, ...]]()
     for seed in range(400):
         sampler = RatioTest(replace(PLAIN, seed=seed), SamplingState(len(p)))

@@ -81,8 +81,10 @@ def test_a_token_costs_as_little_with_a_long_stop_string_as_with_a_short_one() -
     assert len(looks) < 20
 
 
-def test_a_stop_string_may_span_tokens_and_the_earliest_one_cuts() -> None:
-    checker = StopChecker(eos_token_ids=(), stop=("zzz", "abc"), max_new_tokens=9, push_text="xabcy".__getitem__)
-    assert checker.push([0, 1])[1] is None
-    assert checker.push([2, 3, 4]) == (["", ""], "stop")
+def test_the_earliest_stop_string_cuts() -> None:
     assert cut_at_stop("x b a", ("a", "b")) == "x "
+
+
+def test_the_last_token_shows_what_is_left_of_the_text() -> None:
+    checker = StopChecker((), (), 2, ("a", "").__getitem__, flush_text=lambda: "\ufffd")
+    assert checker.push([0, 1]) == (["a", "\ufffd"], "length")

@@ -148,7 +148,7 @@ def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:
 
 def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -> None:
     before = server.figures()
-    sampled(client, n=2, max_tokens=10)
+    sampled(client, n=2, max_tokens=10, temperature=0)
     whole = "vllm:e2e_request_latency_seconds_count{}"  # counted behind the last byte
     until(lambda: server.figures().get(whole, 0) > before.get(whole, 0))
     health = server.get("/health")
@@ -160,7 +160,11 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
     assert added['vllm:request_success_total{finished_reason="length",}'] == 2
     assert added["vllm:time_to_first_token_seconds_count{}"] == 2
     assert added[whole] == 1
-    assert added["vllm:spec_decode_num_accepted_tokens_total{}"] <= added["vllm:spec_decode_num_draft_tokens_total{}"]
+    assert added["vllm:inter_token_latency_seconds_count{}"] > 0
+    accepted, judged = (added[f"vllm:spec_decode_num_{what}_tokens_total{{}}"] for what in ("accepted", "draft"))
+    place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert sum(number for name, number in added.items() if name.startswith(place)) == accepted
+    assert 0 < accepted <= judged
     assert (after["vllm:num_requests_running{}"], after["vllm:num_requests_waiting{}"]) == (0, 0)
     assert after["amusd:draft_present{}"] == 1
 

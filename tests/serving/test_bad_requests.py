@@ -106,6 +106,11 @@ def test_a_body_without_a_length_is_cut_off_too(server: Running) -> None:
     check(server.http.post(CHAT, content=body, headers=HEADERS), 413, None, "larger than 80000 bytes")
 
 
+def test_a_body_of_a_type_that_another_sites_page_can_send_is_refused(server: Running) -> None:
+    sent = server.http.post(CHAT, content=json.dumps(server.chat()), headers={"Content-Type": "text/plain"})
+    check(sent, 400, None, "the body must be sent as Content-Type: application/json")
+
+
 def test_another_model_is_not_found(server: Running) -> None:
     for response in (post(server, {"model": "org/gpt-9"}), server.get("/v1/models/org/gpt-9")):
         check(response, 404, "model", "the model 'org/gpt-9' does not exist; this server has 'table'")

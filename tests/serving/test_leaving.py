@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +20,7 @@ from runtime.pair import on_pass, plain_engine
 from serving.running import ANSWER, LONG, MODEL, SECONDS, TEXT, Paused, Running, events, serving, until
 
 from amusd.serving import server as serving_server
-from amusd.serving.server import HttpServer
+from amusd.serving.server import MOST, SPARE_DESCRIPTORS, HttpServer
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -123,6 +125,18 @@ def test_connections_beyond_the_limit_are_refused_with_one_line(monkeypatch: pyt
     assert server.lines == [line]
 
 
+@pytest.mark.parametrize(
+    ("num_free", "wanted", "most"),
+    [(10_000, 9, MOST), (10_000, 2_000, 2_000), (100, 2_000, 100 - SPARE_DESCRIPTORS), (0, 9, 1)],
+)
+def test_no_more_may_connect_than_there_are_descriptors_for(
+    monkeypatch: pytest.MonkeyPatch, num_free: int, wanted: int, most: int
+) -> None:
+    allowed = len([*Path("/dev/fd").iterdir()]) + num_free
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
+    assert serving_server.most_connections(wanted) == most
+
+
 def is_well(server: Running) -> bool:
     try:
         return server.get("/health").status_code == 200
@@ -176,7 +190,8 @@ def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:
     engine = plain_engine()
     with ThreadPoolExecutor(2) as threads:
         with serving(engine, mode="autoregressive", shutdown_seconds=0.0) as server:
-            on_pass(engine, lambda _: until(lambda: server.num_at_work < 2 or server.service.engine._is_closing))
+            asynchronous = server.service.engine
+            on_pass(engine, lambda _: until(lambda: engine.scheduler.num_waiting or asynchronous._is_closing))
             answers = [threads.submit(read, server, stream, 390) for stream in (True, False)]
             half_sent = server.raw(server.chat(), length=10)
             until(lambda: len(server.service.requests) == 2)

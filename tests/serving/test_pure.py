@@ -188,6 +188,22 @@ def test_a_pass_is_told_with_its_counts_and_a_rollback_if_none_is_left(accepted:
     assert more == ([{"device": "draft", "kind": "rollback", **times, "begin": 2.5}] if told else [])
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "told"),
+    [
+        ("send", {"message": "verdict", "num_tokens": 2}, {"device": "target", "kind": "verdict", "tokens": 2}),
+        ("receive", {"num_tokens": 3, "reception": "taken"}, {"candidates": 3, "taken": True}),
+        ("receive", {"num_tokens": 3, "reception": "stale"}, {"candidates": 3, "taken": False}),
+        ("receive", {"num_tokens": 0, "reception": "taken"}, None),
+        ("send", {"message": "close"}, None),
+    ],
+)
+def test_verdicts_and_candidates_are_told_with_their_tokens(name: Any, fields: Any, told: Any) -> None:
+    event = made(name, 2_000_000_000, 2_000_000_000, 7, **{"message": "candidate", **fields})
+    line = {"device": "draft", "kind": "candidates", "begin": 2.0, "end": 2.0, "sequence": 7}
+    assert lines_of(event) == ([] if told is None else [{**line, **told}])
+
+
 def test_a_listener_hears_what_happens_from_then_on_and_leaves_no_trace(monkeypatch: Any) -> None:
     monkeypatch.setattr(timeline, "LOOK_SECONDS", 0.0)
     recorder = Recorder("target")

@@ -24,7 +24,7 @@ def chain(min_candidates: int, **changes: Any) -> DecodingConfig:
 
 
 def branching(min_candidates: int, **changes: Any) -> DecodingConfig:
-    """Likewise, but for run-ahead, which a tree of many guesses rarely gets that far; one path a pass."""
+    """As `chain`, with less run-ahead, since a tree of many guesses rarely gets far; one path a pass."""
     return chain(min_candidates, **{"policy": "branching", "max_lookahead": 24, "verify_breadth": 1, **changes})
 
 

@@ -137,13 +137,13 @@ def check_times(outcome: Outcome, longest_host_ns: int) -> None:
 
 
 def spans(outcome: Outcome) -> list[Event]:
-    """From the opening of each answer to its last token, in the order of the answers."""
+    """The span of each answer, from its opening to its last token, in the order of the answers."""
     found = [event for event in outcome.timeline.target if event.name == "sequence"]
     return sorted(found, key=lambda event: event.sequence_id)
 
 
 def spans_of(events: Sequence[Event], *names: str) -> list[tuple[int, int]]:
-    """When a worker did these things; what it did for several sequences at once counts as one."""
+    """The times at which a worker did these things; work for several sequences at once counts once."""
     return sorted({(event.start_ns, event.end_ns) for event in events if event.name in names})
 
 

@@ -33,7 +33,7 @@ class Pair:
     bind: Callable[[str], Link]
     reach: Callable[[str], Link | None]
     address: str = "{}"
-    """Of the listening end; `{}` stands for a private folder."""
+    """Address of the listening end; `{}` stands for a private folder."""
     ends: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:

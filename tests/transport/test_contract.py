@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from runtime.clocked import Clock
 from strategies import EXAMPLES
 from transport.links import DEADLINE, LINKS, NONCE, PROCESS_LINKS, VERDICT, VIRTUAL_LINKS, Pair, expect, fill
 
+from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Failed, Features, Open, Shutdown, Verdict
 from amusd.protocol.wire import encode
 from amusd.transport import torch_distributed, zeromq
 from amusd.transport.base import Transport
+from amusd.transport.factory import connect, link_address, listen
 from tests.warm import Popen
 
 NUM_MESSAGES = 300
@@ -210,6 +213,15 @@ def test_a_message_from_a_machine_whose_clock_is_ahead_is_held_back_no_longer() 
     link.clock, link.sent_at = Clock(), 1e6
     assert link.receive(20.0) == Shutdown()
     assert link.clock.now() == pytest.approx(DELAY_SECONDS)
+
+
+def test_both_ends_have_the_delay_of_the_settings() -> None:
+    config = TransportConfig(kind="zeromq", delay_ms=250)
+    with link_address(config) as address, closing(listen(config, address)) as draft:
+        target = connect(config, address, NONCE)
+        assert target is not None
+        target.close()
+    assert (draft.delay_seconds, target.delay_seconds) == (0.25, 0.25)
 
 
 # Two processes: who is stopped is slow, who is killed is lost, at either end

@@ -91,7 +91,7 @@ def test_the_door_closes_behind_the_peer_and_a_stranger_without_memory_is_turned
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(path))
             stranger.sendall(said)
-        assert listener.receive(0.0) is None
+            assert listener.receive(0.0) is None
     assert path.is_socket()
     other = reach(address)
     assert listener.receive(0.0) is None
@@ -194,7 +194,7 @@ steps = st.lists(st.one_of(st.none(), st.binary(max_size=SMALL - 8), st.binary(m
 
 
 @given(steps)
-def test_it_is_a_queue_of_bounded_size_whatever_the_lengths(steps: list[bytes | None]) -> None:
+def test_a_ring_is_a_queue_of_bounded_size_whatever_the_lengths(steps: list[bytes | None]) -> None:
     pair, model = Pair(), deque[bytes]()
     for frame in steps:
         if frame is None:

@@ -50,7 +50,7 @@ def ends(listener: TorchDistributedTransport) -> Iterator[tuple[TorchDistributed
 
 
 def lasting_threads() -> list[str]:
-    """Of links, this test's or an earlier one's, that do not end.
+    """Threads of links, this test's or an earlier one's, that do not end.
 
     One closed while its groups form ends late, and so does one whose peer closed amid a send: when that runs out.
     """
@@ -97,7 +97,7 @@ def test_a_peer_that_announces_too_long_a_frame_is_lost(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process listens to")
-def test_it_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, TorchDistributedTransport]) -> None:
+def test_a_link_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, TorchDistributedTransport]) -> None:
     addresses = {one[0] for one in listeners([psutil.Process()]) if not isinstance(one, str)}
     assert addresses
     assert {address for address in addresses if not address.endswith("7F")} <= LOOPBACK, "127.0.0.0/8 or ::1"
@@ -105,7 +105,7 @@ def test_it_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, Tor
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """As if NCCL and two GPUs were here; bodies take a gloo group of their own. Returns who made one, where."""
+    """Pretend that NCCL and two GPUs are here; bodies take a gloo group. Returns the rank and device of each."""
     made = []
 
     def host_bodies(store: Any, rank: int, device: str) -> Bodies:
