@@ -633,7 +633,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a parameter of a body's type counts as the type": ('.partition(";")[0]', ""),
         "hosts differ by the case of their letters": ("{name.lower() for name", "{name for name"),
         "a page of another site may ask": (
-            'if "json" not in request.headers.get("content-type", ""):',
+            'if not kind.strip().lower().endswith("json"):',
             "if False:",
         ),
         "any key opens the gate": (" or not hmac.compare_digest(given.strip(), key.encode()):", ":"),
