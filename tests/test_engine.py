@@ -138,6 +138,12 @@ def test_a_model_of_another_kind_is_one_line(models: dict[str, Any]) -> None:
     assert refusal(lambda: Engine.launch(**models)) == f"{name}={value}: expected a kind, a folder or a hub name"
 
 
+def test_a_reference_that_no_model_writes_is_one_line_and_costs_no_draft() -> None:
+    with pair({"oracle": RIGHT}) as (engine, _):
+        message = refusal(lambda: engine.generate(PROMPT, params(3), reference=[-1]))
+        assert (message, engine.draft.presence) == ("reference: token ids must be in [0, 50)", "present")
+
+
 def test_an_array_is_token_ids() -> None:
     assert plain_engine().generate(np.array(PROMPT), params(3)).token_ids == reference(3)[len(PROMPT) :]
 

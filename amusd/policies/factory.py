@@ -113,10 +113,12 @@ def choose_policy(
 
 
 def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
-    """Raise `ConfigError` for a missing reference, or a biased token that the model lacks."""
+    """Raise `ConfigError` for a missing reference, or for a token in it or in `logit_bias` that the model lacks."""
     if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
         needed = "the answer of plain decoding (`reference`), which sampling.acceptance=rejection leaves to chance"
         raise ConfigError(f"drafter=synthetic: has to be told {needed}")
+    if not all(0 <= token_id < vocab_size for token_id in reference):
+        raise ConfigError(f"reference: token ids must be in [0, {vocab_size})")
     highest = max((token_id for token_id, _ in params.logit_bias), default=0)
     if highest >= vocab_size:
         raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")
