@@ -126,6 +126,8 @@ def test_a_text_with_a_token_that_the_model_lacks_names_it(prompt: Any) -> None:
         ({"params": {}}, "params={}: expected SamplingParams"),
         ({"decoding": "synchronous"}, "decoding=synchronous: expected DecodingConfig"),
         ({"reference": 5}, "reference=5: expected token ids"),
+        ({"drafter": 5}, "drafter=5: expected str"),
+        ({"drafter": "ngram"}, "drafter=ngram: this engine has none"),
     ],
 )
 def test_an_argument_of_another_kind_is_one_line(options: dict[str, Any], message: str) -> None:

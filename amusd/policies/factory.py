@@ -79,7 +79,11 @@ def choose_schedule(
 ) -> tuple[str | None, DecodingConfig]:
     """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
     check_kind("decoding", decoding, DecodingConfig)
-    name = next(iter(drafters), "") if drafter is None else drafter
+    check_kind("drafter", drafter, str)
+    if drafter is not None and drafter not in drafters:
+        has = ", ".join(drafters) or "none"
+        raise ConfigError(f"drafter={shown(drafter)}: this engine has {has}{nearest(drafter, drafters)}")
+    name = drafter or next(iter(drafters), "")
     if decoding is None:
         mode: Mode = "asynchronous" if capabilities_of(name).runs_ahead else "synchronous"
         decoding = DecodingConfig(mode=mode if drafters else "autoregressive")
@@ -87,8 +91,6 @@ def choose_schedule(
         return None, decoding
     if not drafters:
         raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
-    if name not in drafters:
-        raise ConfigError(f"drafter={name}: this engine has {', '.join(drafters)}{nearest(name, drafters)}")
     check_runs_ahead(name, decoding)
     return name, decoding
 
