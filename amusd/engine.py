@@ -81,7 +81,8 @@ class Engine:
         drafters = () if drafter is None else (_kind_or_model(DrafterConfig, drafter),)
         models = {"target": _kind_or_model(TargetConfig, target), "drafters": drafters}
         config = from_mapping(EngineConfig, {**models, **settings})
-        if drafter == "auto" and config.drafters[0].kind in DEFAULT_DRAFTERS:
+        is_named = drafter != "auto" or "drafters" in settings
+        if not is_named and config.drafters[0].kind in DEFAULT_DRAFTERS:
             logger.warning("%s", DEFAULT_DRAFTERS[config.drafters[0].kind])
         return cls.start(config)
 

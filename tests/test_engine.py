@@ -146,6 +146,16 @@ def test_a_reference_that_no_model_writes_is_one_line_and_costs_no_draft() -> No
         assert (message, engine.draft.presence) == ("reference: token ids must be in [0, 50)", "present")
 
 
+@pytest.mark.parametrize("kinds", [[], ["ngram"]], ids=str)
+def test_drafters_that_are_named_among_the_settings_are_those_of_the_engine(
+    kinds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "start", lambda config: config)
+    with logged() as lines:
+        config: Any = Engine.launch(drafters=[{"kind": kind} for kind in kinds])
+    assert ([drafter.kind for drafter in config.drafters], lines) == (kinds, [])
+
+
 def test_an_array_is_token_ids() -> None:
     assert plain_engine().generate(np.array(PROMPT), params(3)).token_ids == reference(3)[len(PROMPT) :]
 
