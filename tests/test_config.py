@@ -49,6 +49,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"sampling": {"top_p": float("nan")}}, "sampling.top_p=nan: expected a number above 0 and up to 1"),
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
+    ({"compare": {"drafters": ["auto", "embedded"]}}, "drafter.kind=embedded: two of this kind"),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),

@@ -249,7 +249,9 @@ class EngineConfig(EngineKeys):
         named = "protects the link at transport.address, drafter.address or listen; name one"
         self.transport.require(self.transport.keys is None or has_address, "keys", named)
         any_target, shapes = ", ".join(kinds_with("any_target")), ", ".join(get_args(ModelShape))
+        kinds = [each.kind for each in fitting]
         for each in fitting:
+            each.require(kinds.count(each.kind) == 1, "kind", "two of this kind; requests name a drafter by its kind")
             each.require(each.address == self.draft_address, "address", "one for all drafters")
             each.require(not shape or each.can.any_target, "kind", f"with hardware.synthetic allowed: {any_target}")
             lacks_model = is_own and each.kind == "cascade" and each.model is None
