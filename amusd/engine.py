@@ -137,7 +137,7 @@ class Engine:
         try:
             prompts.extend(self.encode(one, raw=raw) for one in prompt)
         except ConfigError as error:
-            raise ConfigError(f"prompts[{len(prompts)}]: {error}") from None
+            raise type(error)(f"prompts[{len(prompts)}]: {error}") from None
         each = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise ConfigError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one for each")

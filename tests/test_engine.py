@@ -22,7 +22,7 @@ from amusd.config import DecodingConfig, EngineConfig, RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, ContextLengthError
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
@@ -109,6 +109,11 @@ PROMPTS = "expected a text, turns of a conversation, or token ids"
 )
 def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
     assert refusal(lambda: plain_engine().generate(prompt)) == message
+
+
+def test_a_prompt_of_a_list_that_is_too_long_is_the_error_that_it_is_alone() -> None:
+    with pytest.raises(ContextLengthError, match=r"^prompts\[1\]: prompt: 500 tokens leave no room"):
+        plain_engine().generate([[1], [1] * 500])
 
 
 @pytest.mark.parametrize("prompt", ["aY", [{"role": "user", "content": "aY"}]], ids=["text", "turns"])
