@@ -70,7 +70,7 @@ class Answer:
     _generation: Generation | None = None
     _error: Exception | None = None
     on_news: Callable[[], None] = lambda: None
-    """Called by the computing thread when a token can be read or nothing more will come."""
+    """Called, in any thread, when a token can be read or nothing more will come."""
     is_queued: bool = False
     is_over: bool = False
     all_tokens_at: float | None = None
@@ -105,9 +105,10 @@ class Answer:
 
     @property
     def generation(self) -> Generation:
-        """The finished answer. Raises `StateError` before the last token was read."""
+        """The finished answer. Raises what reading raises, or `StateError` before the end and after `cancel`."""
         if self._generation is None:
-            raise StateError("the answer is not finished: read all its tokens first")
+            why = "was cancelled" if self.is_over else "is not finished: read all its tokens first"
+            raise self._error or StateError(f"the answer {why}")
         return self._generation
 
     def result(self) -> Generation:
@@ -128,7 +129,9 @@ class Answer:
 
     def cancel(self) -> None:
         """End the answer before its next pass, without waiting; its tokens can be read. Idempotent."""
-        self.is_over = True
+        if not self.is_over:
+            self.is_over = True
+            self.on_news()
 
     def fail(self, error: Exception) -> None:
         """Raise `error` after the tokens that can be read."""

@@ -15,6 +15,7 @@ import pytest
 from runtime.pair import PROMPT, decoding, on_pass, oracle, pair, params, plain_engine, reference
 
 from amusd import AsyncEngine
+from amusd.async_engine import read
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
@@ -81,7 +82,7 @@ def test_an_answer_can_be_cancelled_amid_a_pass_and_ends_before_the_next_one() -
         assert found == answer_of(40)[: len(found)]
         assert passes[-1] == 3
         assert not engine.scheduler.step()
-        with pytest.raises(StateError, match=r"^the answer is not finished"):
+        with pytest.raises(StateError, match=r"^the answer was cancelled$"):
             stream.result()
 
 
@@ -253,6 +254,27 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
             assert not own.scheduler._at_work
             assert passes[-1] <= 4
             assert (await engine.generate(PROMPT, params(5))).token_ids == answer_of(5)
+
+    run(work())
+
+
+def test_a_task_that_waits_for_an_answer_hears_that_another_one_has_cancelled_it() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=1) as (engine, own):
+            passes, goes_on = hold(own)
+            first = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
+            await until(lambda: passes[-1] > 3)
+            news = asyncio.Event()
+            queued = await engine.submit(PROMPT, params(5), news)
+            waiting = asyncio.ensure_future(anext(read([queued], news)))
+            await asyncio.sleep(0)
+            with pytest.raises(StateError, match=r"^the answer is not finished"):
+                _ = queued.generation
+            queued.cancel()
+            with pytest.raises(StateError, match=r"^the answer was cancelled$"):
+                await asyncio.wait_for(waiting, DEADLINE_SECONDS / 10)
+            goes_on.set()
+            first.cancel()
 
     run(work())
 
