@@ -30,7 +30,6 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-@functools.cache
 def load_function(key: str, named: str) -> Callable[..., Any]:
     """Import the function that `named` refers to; a file is run once. Raises `ConfigError`, one line."""
     if not is_reference(named):
@@ -68,6 +67,7 @@ def failing_in_one_line(key: str, named: str) -> Iterator[None]:
         raise ConfigError(f"{key}={shown(named)}: raises {raised}{place}") from error
 
 
+@functools.cache
 def _run_file(path: Path) -> ModuleType:
     name = f"own_{path.stem}"
     module = sys.modules[name] = ModuleType(name)

@@ -9,7 +9,7 @@ from lines import refusal
 from oracle import always_right
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
-from amusd.config import DecodingConfig, SamplingParams
+from amusd.config import DecodingConfig, SamplingParams, plugins
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 
@@ -57,6 +57,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mistake_is_one_line(name: str, message: str, file: Path) -> None:
     line = refusal(lambda: make_policy(DecodingConfig(policy=f"{file}:{name}")))
     assert line.startswith(f"policy={file}:{name}: {message.format(file=file)}")
+
+
+def test_a_file_that_two_settings_name_is_run_once(tmp_path: Path) -> None:
+    path = tmp_path / "both.py"
+    path.write_text("def drafter(): pass\ndef policy(): return drafter\n")
+    drafter = plugins.load_function("drafter.factory", f"{path}:drafter")
+    assert plugins.load_function("policy", f"{path}:policy")() is drafter
 
 
 def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
