@@ -194,7 +194,7 @@ class GenerationMetrics(TargetCounts):
 
 
 def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
-    """The sum over several generations. Draft counts add up over those that have them."""
+    """The sum over several generations; without the draft's counts if they are missing where it took part."""
     whole = GenerationMetrics(num_prompts=0)
     drafts = [part.draft for part in parts if part.draft is not None]
     for f in fields(GenerationMetrics):
@@ -203,7 +203,7 @@ def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
     for part in parts:
         whole.acceptance.update(part.acceptance)
         whole.chunk_gaps_ns.extend(part.chunk_gaps_ns)
-    if drafts:
+    if drafts and all(part.draft is not None or not part.num_drafts for part in parts):
         counts = Progress.__struct_fields__[1:]
         sums = {name: sum(getattr(draft, name) for draft in drafts) for name in counts}
         whole.draft = Progress(drafts[0].sequence_id, **sums)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tracing.runs import made
 
 from amusd.protocol.messages import Progress
-from amusd.tracing.metrics import GenerationMetrics
+from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder, as_format
 from amusd.tracing.timeline import read_events
 
@@ -38,6 +38,12 @@ def test_figures_of_one_generation() -> None:
     assert figures["wasted_draft_fraction"] == 0.75
     assert figures["draft_idle_fraction"] == 0.5
     assert figures["target_idle_fraction"] == pytest.approx(12.5 / 130)
+
+
+def test_a_sum_has_no_counts_of_drafts_if_those_of_a_draft_are_missing() -> None:
+    plain, lost = GenerationMetrics(num_tokens=9), GenerationMetrics(num_tokens=40, num_drafts=9, num_accepted=31)
+    assert total([ONE, plain]).as_dict()["wasted_draft_fraction"] == 0.75
+    assert total([ONE, lost]).as_dict()["wasted_draft_fraction"] is None
 
 
 def test_figures_under_the_names_that_benchmark_clients_read() -> None:
