@@ -57,6 +57,13 @@ def test_a_terminal_without_room_gets_the_text_alone(monkeypatch: pytest.MonkeyP
     os.close(ours)
 
 
+def test_a_locale_without_a_character_gets_another_one() -> None:
+    program = "from amusd.console import Console; Console().text('it\\u2019s')"
+    own = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=own, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "it?s\n"), done.stderr
+
+
 def shell(words: str, folder: Path = ROOT, before: str = "") -> subprocess.CompletedProcess[str]:
     line = f"{before}exec {sys.executable} -m launch.main {words}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
