@@ -21,7 +21,7 @@ from typing import Any
 from amusd.errors import AmusdError, ConfigError
 from amusd.settings import shown
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = Path(__file__).parents[1]
 _REFERENCE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
 
@@ -61,7 +61,8 @@ def failing_in_one_line(key: str, named: str) -> Iterator[None]:
     except AmusdError:
         raise
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE not in frame.filename]
+        found = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in found if not Path(frame.filename).is_relative_to(_PACKAGE)]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raised = f"{type(error).__name__}: {shown(error)}".removesuffix(": ")
         raise ConfigError(f"{key}={shown(named)}: raises {raised}{place}") from error

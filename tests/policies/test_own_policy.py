@@ -66,6 +66,14 @@ def test_a_file_that_two_settings_name_is_run_once(tmp_path: Path) -> None:
     assert plugins.load_function("policy", f"{path}:policy")() is drafter
 
 
+def test_a_file_whose_name_begins_as_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_PACKAGE", tmp_path / "amusd")
+    path = tmp_path / "amusd_mine.py"
+    path.write_text("1 / 0")
+    message = refusal(lambda: plugins.load_function("policy", f"{path}:make"))
+    assert message == f"policy={path}:make: raises ZeroDivisionError: division by zero ({path}, line 1)"
+
+
 def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
     with pair({"oracle": oracle(60, always_right())}) as (engine, _):
         answer = engine.generate(PROMPT, params(60), decoding=decoding("asynchronous", policy=f"{file}:chain"))
