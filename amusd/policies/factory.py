@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.config.capabilities import capabilities_of, check_runs_ahead, kinds_with
@@ -36,6 +37,9 @@ class OwnPolicy(Policy):
     def decide(self, view: TargetView) -> Decision:
         """See `Policy`. Raises `ConfigError`."""
         decision: Decision = call("policy", self.key, (Verify, Wait), self.own.decide, view)
+        for name in {field.name for field in fields(decision)} - {"reason"}:
+            if not isinstance(value := getattr(decision, name), Real):
+                raise ConfigError(f"policy={self.key}: {name}={shown(value)}: expected a number")
         return decision
 
 

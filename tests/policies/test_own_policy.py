@@ -34,6 +34,11 @@ class Silent(ContinuousPolicy):
     __slots__ = ()
     def decide(self, view): return None
 def decides(decoding, *, can_branch): return Silent(min_candidates=0, max_wait_passes=0.0)
+from amusd.policies.base import Verify
+class Wordy(ContinuousPolicy):
+    __slots__ = ()
+    def decide(self, view): return Verify("many")
+def says(decoding, *, can_branch): return Wordy(min_candidates=0, max_wait_passes=0.0)
 """
 
 
@@ -92,6 +97,7 @@ def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
     [
         ("divides", "raises ZeroDivisionError: integer division or modulo by zero ({file}, line 16)"),
         ("decides", "returns None; expected amusd.policies.base.Verify or amusd.policies.base.Wait"),
+        ("says", "num_candidates=many: expected a number"),
     ],
 )
 def test_a_mistake_amid_an_answer_ends_that_answer_alone(name: str, message: str, file: Path) -> None:
