@@ -24,6 +24,7 @@ from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, Token, TopLogprobs
 
 _CLOSED = "the engine is closed: launch another one"
+_INTERRUPTED = "the answer was interrupted"
 _DOCUMENTED = ("text", "token_ids", "finish_reason", "mode", "policy", "drafter", "seed")
 
 
@@ -270,7 +271,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
             self._fail_all(error)
         except BaseException:
-            self._fail_all(StateError("the answer was interrupted"))
+            self._fail_all(StateError(_INTERRUPTED))
             raise
         for sequence, reference in tuple(self._at_work.items()):
             if (answer := reference()) is not None:
@@ -288,6 +289,9 @@ class Scheduler:
                 self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
             except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
                 answer.fail(error)
+            except BaseException:
+                answer.fail(StateError(_INTERRUPTED))
+                raise
 
     def _end_unwanted(self) -> None:
         for sequence, reference in tuple(self._at_work.items()):

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from runtime.pair import PROMPT, decoding, on_pass, oracle, pair, params, plain_engine, reference
@@ -138,6 +139,18 @@ def test_an_interruption_ends_the_answer_and_not_the_engine() -> None:
             next(stream)
         assert engine.generate(PROMPT, params(20), decoding=SCHEDULE).token_ids == answer_of(20)
     assert not draft.code
+
+
+def test_an_answer_whose_admission_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = plain_engine()
+    stream = engine.stream(PROMPT, params(4))
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(engine.worker, "admit", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    (found,) = run_all([lambda: next(stream)])
+    assert str(found) == "the answer was interrupted"
+    assert engine.generate(PROMPT, params(4)).token_ids == answer_of(4)
 
 
 def test_an_error_is_raised_where_its_own_answer_is_read() -> None:
