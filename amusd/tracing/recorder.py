@@ -6,6 +6,7 @@ and fields are those of `events.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ class Recorder:
     """
 
     def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:
-        """`events`: a format string for the folder of a run's events, such as `/sweep/{run}/events` (`as_format`).
+        """`events`: the folder of a run's events, such as `/sweep/{run}/events`, as `as_format` writes it.
 
         None: events go to no file, and `flush` forgets them.
         """
@@ -70,7 +71,7 @@ class Recorder:
     @property
     def folder(self) -> Path | None:
         """Where the events of the latest run go."""
-        return None if self.events_path is None else Path(self.events_path.format(run=self._run))
+        return None if self.events_path is None else _folder_of(self.events_path, self._run)
 
     def flush(self) -> None:
         """Append what was recorded to the file of its run, one JSON object a line, and forget it.
@@ -88,7 +89,7 @@ class Recorder:
 
     def _write(self, run: int, events: list[Event]) -> None:
         assert self.events_path is not None
-        path = Path(self.events_path.format(run=run), f"{self.role}.jsonl")
+        path = _folder_of(self.events_path, run) / f"{self.role}.jsonl"
         try:
             path.parent.mkdir(exist_ok=True)
             with path.open("ab") as file:
@@ -100,5 +101,12 @@ class Recorder:
 
 
 def as_format(path: Path) -> str:
-    """The path with its braces doubled, as `str.format` reads them; `/{run}/events` may be added."""
-    return str(path).replace("{", "{{").replace("}", "}}")
+    """The path as a format string, to which `/{run}/events` may be added.
+
+    Its braces are doubled. Each of its bytes is a character, since it need not be UTF-8, as text in a message must be.
+    """
+    return os.fsencode(path).decode("latin-1").replace("{", "{{").replace("}", "}}")
+
+
+def _folder_of(text: str, run: int) -> Path:
+    return Path(os.fsdecode(text.format(run=run).encode("latin-1")))
