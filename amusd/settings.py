@@ -47,7 +47,7 @@ class Settings:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, msgspec.convert(_prepared(hint, value), hint))
-            except msgspec.ValidationError:
+            except (msgspec.ValidationError, UnicodeEncodeError, AttributeError):  # the last: no mapping
                 allowed = _allowed(hint)
                 near = nearest(shown(value), allowed.split(", "))
                 raise ConfigError(f"{self.key(name)}={shown(value)}: expected {allowed}{near}") from None

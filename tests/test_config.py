@@ -50,6 +50,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
     ({"compare": {"drafters": ["auto", "embedded"]}}, "drafter.kind=embedded: two of this kind"),
+    ({"target": "\ud800"}, "target=\ud800: expected a mapping"),
+    ({"drafter": {"options": range(3)}}, "drafter.options=range(0, 3): expected a mapping"),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
