@@ -31,7 +31,7 @@ def is_reference(text: str) -> bool:
 
 
 def load_function(key: str, named: str) -> Callable[..., Any]:
-    """Import the function that `named` refers to; a file is run once. Raises `ConfigError`, one line."""
+    """Import the function that `named` names; a file is run once. Raises `ConfigError`, one line."""
     if not is_reference(named):
         raise ConfigError(f"{key}={shown(named)}: allowed: MODULE:FUNCTION, FILE.py:FUNCTION")
     place, _, name = named.rpartition(":")
