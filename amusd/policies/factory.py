@@ -19,7 +19,7 @@ from amusd.types import Mode
 SYNTHETIC = "synthetic"
 BLOCK_TIMEOUT_SECONDS = 10.0
 WHOLE_TREE = 1 << 20
-"""More tokens than any tree has: it is one message."""
+"""More tokens than any tree has, so that a tree is one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def choose_policy(
 ) -> Policy:
     """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid.
 
-    `is_chain`: the drafter's model drafts chains alone, so `auto` is planned without trees.
+    `is_chain`: the drafter's model drafts chains alone, so `auto` takes chains.
     """
     drafts_trees = capabilities_of(drafter).tree
     policy = make_policy(decoding, can_branch=drafts_trees and not is_chain and params.rule != "rejection")
