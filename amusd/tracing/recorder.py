@@ -1,7 +1,6 @@
 """The events of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O, formatting or lock on the hot path. Names
-and fields are those of `events.py`.
+Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O, formatting or lock on the hot path.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _encoder = json.Encoder()
 class Recorder:
     """Collects the events of one worker, and is its clock.
 
-    Its sequence gives an event's run; one without a sequence belongs to the run of the event before it.
+    An event belongs to the run of its sequence; without a sequence, to the run of the event before it.
     """
 
     def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:
