@@ -1,4 +1,4 @@
-"""The answers of an engine, and the order in which one thread at a time computes them."""
+"""The answers of an engine, and the scheduler by which one thread at a time computes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Generation:
     seed: int
     metrics: GenerationMetrics
     sequence_id: int
-    """Names the answer in the events of both workers."""
+    """Its number in the events of both workers."""
     logprobs: tuple[float, ...] = ()
     """Log-probabilities under the target alone; empty unless asked for."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
@@ -58,8 +58,8 @@ class Generation:
 class Answer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `cancel` ends it early.
 
-    Computing begins when its first token is asked for, or with `Engine.submit`. One thread at a time may read it; any
-    thread may cancel or drop it.
+    Computing begins with `Engine.submit`, or when the first token is read. One thread at a time may read it; any thread
+    may cancel or drop it.
     """
 
     request: Request
@@ -94,7 +94,7 @@ class Answer:
             self._scheduler.advance(self)
 
     def read_available(self) -> list[Token]:
-        """Read the tokens that need not be waited for."""
+        """Read the tokens that are there, without waiting."""
         tokens = self._tokens[self._num_read :]
         self._num_read += len(tokens)
         return tokens
@@ -135,14 +135,14 @@ class Answer:
             self.on_news()
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` after the tokens that can be read."""
+        """End the answer; reading raises `error` after the tokens that are there."""
         if not self.is_over:
             self._error = error
             self.is_over = True
             self.on_news()
 
     def take(self, sequence: TargetSequence) -> None:
-        """Show the tokens of the last step. Errors are raised where the answer is read."""
+        """Take in the last step of `sequence`. Its error is raised where the answer is read."""
         try:
             self._tokens = sequence.tokens
             if sequence.finish_reason is not None and self.all_tokens_at is None:
@@ -167,18 +167,18 @@ class Answer:
 
 
 class Scheduler:
-    """Has a worker compute answers in the order in which they were queued, as many at a time as it takes.
+    """Admits queued answers in order, as many at a time as the worker has room for.
 
-    A waiting thread computes the next step of all answers at work, so a slow reader holds up no other. Unreferenced
-    answers are ended.
+    A thread that waits for a token computes the next step of all of them, so a slow reader delays no other. An answer
+    that nothing refers to is ended.
     """
 
     def __init__(self, worker: TargetWorker) -> None:
         self._worker = worker
         self._lock = threading.RLock()
-        """The thread that has it computes."""
+        """Held by the thread that computes."""
         self._in_use = False
-        """Whether that thread is inside the worker; a signal handler in it can take the lock again."""
+        """Whether that thread is inside the worker: its signal handlers get the lock, too."""
         self._queue: deque[weakref.ref[Answer]] = deque()
         self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._is_closed = False
@@ -187,12 +187,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Queued answers; for any thread."""
+        """Number of queued answers. Any thread may ask."""
         answers = [reference() for reference in tuple(self._queue)]
         return sum(answer is not None and not answer.is_over for answer in answers)
 
     def check(self) -> None:
-        """Raise `StateError` if the engine is closed, or of the process that this one was forked from."""
+        """Raise `StateError` if the engine is closed, or in a fork of its process."""
         if self._is_closed:
             raise StateError(_CLOSED)
         if os.getpid() != self._pid:
@@ -200,7 +200,7 @@ class Scheduler:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Use the worker exclusively. Raises `StateError` as `check`, or in a signal handler amid a pass."""
+        """Use the worker alone. Raises `StateError` as `check`, and in a signal handler during a pass."""
         self.check()
         with self._lock:
             self.check()
@@ -218,19 +218,19 @@ class Scheduler:
         if not answer.is_queued:
             answer.is_queued = True
             self._queue.append(weakref.ref(answer))
-        self.check()  # after that: what comes after the queue was emptied is refused
+        self.check()  # last, since `close` may have emptied the queue before
 
     def advance(self, answer: Answer) -> None:
-        """Queue an answer, and compute a step of all at work unless another thread has just brought it on."""
+        """Queue an answer, and compute a step unless another thread has just brought it a token."""
         self.enqueue(answer)
         with self.alone():
             if not answer.has_news:
                 self._step()
 
     def step(self) -> bool:
-        """Compute a step of all answers at work; return whether any is left.
+        """Compute a step of all answers; return whether any is left.
 
-        Use this to read many answers without waiting for one. Without any, a lost draft is noticed and replaced.
+        For those who read many at once. If there are none, it looks whether the draft is lost, and for the next one.
         """
         with self.alone():
             self._step()
@@ -240,10 +240,9 @@ class Scheduler:
             return bool(self._at_work or self._queue)
 
     def close(self, release: Callable[[], None]) -> None:
-        """End all answers, and call `release`.
+        """End all answers, and call `release`; in a fork do nothing.
 
-        Another thread's pass is waited for; in a signal handler amid a pass, all is left to its end. In a fork
-        nothing happens.
+        Waits for another thread's pass. A signal handler during a pass leaves the rest to the end of that pass.
         """
         if os.getpid() != self._pid:
             return

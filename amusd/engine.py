@@ -1,4 +1,4 @@
-"""The facade: prompts in, tokens or answers out. An engine holds a target, and a link to its draft.
+"""The facade: prompts in, answers out. An engine has a target, and a connection to its draft.
 
     with Engine.launch(target="embedded", drafter="ngram") as engine:
         answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
@@ -60,7 +60,7 @@ class Engine:
     chains: Collection[str] = ()
     """Those whose models draft no trees."""
     rendezvous: Rendezvous | None = None
-    """Where the target's ranks meet, if there are several."""
+    """Where the target's ranks connect, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 
@@ -130,7 +130,7 @@ class Engine:
 
         The other arguments are those of `stream`.
         """
-        # a list of prompts is one of texts, conversations or lists of ids; or empty
+        # a list of prompts holds texts, conversations or lists of ids, or nothing
         if not isinstance(prompt, (list, tuple)) or (prompt and not isinstance(prompt[0], (str, list, tuple))):
             return self.submit(prompt, params, **options).result()
         raw, prompts = options.pop("raw", False), list[tuple[int, ...]]()
@@ -244,7 +244,7 @@ class Engine:
 
 
 def _kind_or_model(config: type[Settings], name: Any) -> Any:
-    """`embedded` and the like name a kind; a factory makes a drafter; else it is a checkpoint."""
+    """The setting that a name stands for: a kind (not `hf`), a drafter's factory, else a checkpoint."""
     if isinstance(name, config):
         return name
     try:
