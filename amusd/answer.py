@@ -58,8 +58,7 @@ class Generation:
 class Answer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `cancel` ends it early.
 
-    Computing begins with `Engine.submit`, or when the first token is read. One thread at a time may read it; any thread
-    may cancel or drop it.
+    It is computed from `Engine.submit` or the first read on. One thread at a time may read; any may cancel or drop it.
     """
 
     request: Request
@@ -169,8 +168,7 @@ class Answer:
 class Scheduler:
     """Admits queued answers in order, as many at a time as the worker has room for.
 
-    A thread that waits for a token computes the next step of all of them, so a slow reader delays no other. An answer
-    that nothing refers to is ended.
+    A waiting thread computes the next step of all, so a slow reader delays no other. Unreferenced answers are ended.
     """
 
     def __init__(self, worker: TargetWorker) -> None:
@@ -188,8 +186,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Number of queued answers. Any thread may ask."""
-        answers = [reference() for reference in tuple(self._queue)]
-        return sum(answer is not None and not answer.is_over for answer in answers)
+        return sum((answer := reference()) is not None and not answer.is_over for reference in tuple(self._queue))
 
     def check(self) -> None:
         """Raise `StateError` if the engine is closed, or in a fork of its process."""
@@ -228,10 +225,7 @@ class Scheduler:
                 self._step()
 
     def step(self) -> bool:
-        """Compute a step of all answers; return whether any is left.
-
-        For those who read many at once. If there are none, it looks whether the draft is lost, and for the next one.
-        """
+        """Compute a step of all answers; return whether any is left. Without any, look for a lost draft's successor."""
         with self.alone():
             self._step()
             if not self._at_work:
