@@ -284,10 +284,12 @@ def test_a_task_that_waits_for_an_answer_hears_that_another_one_has_cancelled_it
             with pytest.raises(StateError, match=r"^the answer is not finished"):
                 _ = queued.generation
             queued.cancel()
-            with pytest.raises(StateError, match=r"^the answer was cancelled$"):
-                await asyncio.wait_for(waiting, DEADLINE_SECONDS / 10)
-            goes_on.set()
-            first.cancel()
+            try:
+                with pytest.raises(StateError, match=r"^the answer was cancelled$"):
+                    await asyncio.wait_for(waiting, DEADLINE_SECONDS / 10)
+            finally:
+                goes_on.set()
+                first.cancel()
 
     run(work())
 
