@@ -1,4 +1,4 @@
-"""The answers of an engine, and the order in which one thread at a time computes them."""
+"""The answers of an engine, and the scheduler by which one thread at a time computes them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, Token, TopLogprobs
 
 _CLOSED = "the engine is closed: launch another one"
+_INTERRUPTED = "the answer was interrupted"
 _DOCUMENTED = ("text", "token_ids", "finish_reason", "mode", "policy", "drafter", "seed")
 
 
@@ -40,7 +41,7 @@ class Generation:
     seed: int
     metrics: GenerationMetrics
     sequence_id: int
-    """Names the answer in the events of both workers."""
+    """Its number in the events of both workers."""
     logprobs: tuple[float, ...] = ()
     """Log-probabilities under the target alone; empty unless asked for."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
@@ -57,8 +58,7 @@ class Generation:
 class Answer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `cancel` ends it early.
 
-    Computing begins when its first token is asked for, or with `Engine.submit`. One thread at a time may read it; any
-    thread may cancel or drop it.
+    It is computed from `Engine.submit` or the first read on. One thread at a time may read; any may cancel or drop it.
     """
 
     request: Request
@@ -70,7 +70,7 @@ class Answer:
     _generation: Generation | None = None
     _error: Exception | None = None
     on_news: Callable[[], None] = lambda: None
-    """Called by the computing thread when a token can be read or nothing more will come."""
+    """Called, in any thread, when a token can be read or nothing more will come."""
     is_queued: bool = False
     is_over: bool = False
     all_tokens_at: float | None = None
@@ -93,7 +93,7 @@ class Answer:
             self._scheduler.advance(self)
 
     def read_available(self) -> list[Token]:
-        """Read the tokens that need not be waited for."""
+        """Read the tokens that are there, without waiting."""
         tokens = self._tokens[self._num_read :]
         self._num_read += len(tokens)
         return tokens
@@ -105,9 +105,10 @@ class Answer:
 
     @property
     def generation(self) -> Generation:
-        """The finished answer. Raises `StateError` before the last token was read."""
+        """The finished answer. Raises what reading raises, or `StateError` before the end and after `cancel`."""
         if self._generation is None:
-            raise StateError("the answer is not finished: read all its tokens first")
+            why = "was cancelled" if self.is_over else "is not finished: read all its tokens first"
+            raise self._error or StateError(f"the answer {why}")
         return self._generation
 
     def result(self) -> Generation:
@@ -128,17 +129,19 @@ class Answer:
 
     def cancel(self) -> None:
         """End the answer before its next pass, without waiting; its tokens can be read. Idempotent."""
-        self.is_over = True
+        if not self.is_over:
+            self.is_over = True
+            self.on_news()
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` after the tokens that can be read."""
+        """End the answer; reading raises `error` after the tokens that are there."""
         if not self.is_over:
             self._error = error
             self.is_over = True
             self.on_news()
 
     def take(self, sequence: TargetSequence) -> None:
-        """Show the tokens of the last step. Errors are raised where the answer is read."""
+        """Take in the last step of `sequence`. Its error is raised where the answer is read."""
         try:
             self._tokens = sequence.tokens
             if sequence.finish_reason is not None and self.all_tokens_at is None:
@@ -163,18 +166,17 @@ class Answer:
 
 
 class Scheduler:
-    """Has a worker compute answers in the order in which they were queued, as many at a time as it takes.
+    """Admits queued answers in order, as many at a time as the worker has room for.
 
-    A waiting thread computes the next step of all answers at work, so a slow reader holds up no other. Unreferenced
-    answers are ended.
+    A waiting thread computes the next step of all, so a slow reader delays no other. Unreferenced answers are ended.
     """
 
     def __init__(self, worker: TargetWorker) -> None:
         self._worker = worker
         self._lock = threading.RLock()
-        """The thread that has it computes."""
+        """Held by the thread that computes."""
         self._in_use = False
-        """Whether that thread is inside the worker; a signal handler in it can take the lock again."""
+        """Whether that thread is inside the worker: its signal handlers get the lock, too."""
         self._queue: deque[weakref.ref[Answer]] = deque()
         self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._is_closed = False
@@ -183,12 +185,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Queued answers; for any thread."""
-        answers = [reference() for reference in tuple(self._queue)]
-        return sum(answer is not None and not answer.is_over for answer in answers)
+        """Number of queued answers. Any thread may ask."""
+        return sum((answer := reference()) is not None and not answer.is_over for reference in tuple(self._queue))
 
     def check(self) -> None:
-        """Raise `StateError` if the engine is closed, or of the process that this one was forked from."""
+        """Raise `StateError` if the engine is closed, or in a fork of its process."""
         if self._is_closed:
             raise StateError(_CLOSED)
         if os.getpid() != self._pid:
@@ -196,7 +197,7 @@ class Scheduler:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Use the worker exclusively. Raises `StateError` as `check`, or in a signal handler amid a pass."""
+        """Use the worker alone. Raises `StateError` as `check`, and in a signal handler during a pass."""
         self.check()
         with self._lock:
             self.check()
@@ -214,20 +215,17 @@ class Scheduler:
         if not answer.is_queued:
             answer.is_queued = True
             self._queue.append(weakref.ref(answer))
-        self.check()  # after that: what comes after the queue was emptied is refused
+        self.check()  # last, since `close` may have emptied the queue before
 
     def advance(self, answer: Answer) -> None:
-        """Queue an answer, and compute a step of all at work unless another thread has just brought it on."""
+        """Queue an answer, and compute a step unless another thread has just brought it a token."""
         self.enqueue(answer)
         with self.alone():
             if not answer.has_news:
                 self._step()
 
     def step(self) -> bool:
-        """Compute a step of all answers at work; return whether any is left.
-
-        Use this to read many answers without waiting for one. Without any, a lost draft is noticed and replaced.
-        """
+        """Compute a step of all answers; return whether any is left. Without any, look for a lost draft's successor."""
         with self.alone():
             self._step()
             if not self._at_work:
@@ -236,10 +234,9 @@ class Scheduler:
             return bool(self._at_work or self._queue)
 
     def close(self, release: Callable[[], None]) -> None:
-        """End all answers, and call `release`.
+        """End all answers, and call `release`; in a fork do nothing.
 
-        Another thread's pass is waited for; in a signal handler amid a pass, all is left to its end. In a fork
-        nothing happens.
+        Waits for another thread's pass. A signal handler during a pass leaves the rest to the end of that pass.
         """
         if os.getpid() != self._pid:
             return
@@ -267,7 +264,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
             self._fail_all(error)
         except BaseException:
-            self._fail_all(StateError("the answer was interrupted"))
+            self._fail_all(StateError(_INTERRUPTED))
             raise
         for sequence, reference in tuple(self._at_work.items()):
             if (answer := reference()) is not None:
@@ -285,6 +282,9 @@ class Scheduler:
                 self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
             except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
                 answer.fail(error)
+            except BaseException:
+                answer.fail(StateError(_INTERRUPTED))
+                raise
 
     def _end_unwanted(self) -> None:
         for sequence, reference in tuple(self._at_work.items()):

@@ -34,14 +34,14 @@ class AsyncEngine:
     """An `Engine` for asyncio. Make one with `launch`; use `async with`."""
 
     engine: Engine
-    """The engine once it is launched: any thread may read its figures, and use its tokenizer."""
+    """Set once it is launched. Any thread may read its counts and use its tokenizer."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         """`make` is called in the thread."""
         self._make = make
         self._made: Future[Engine] = Future()
         self._asked = threading.Event()
-        """The thread has something to do."""
+        """Set when the thread has something to do."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._live, name="amusd engine", daemon=True)
 
@@ -86,7 +86,7 @@ class AsyncEngine:
     ) -> AsyncGenerator[Token, None]:
         """The answer token by token; arguments of `Engine.stream`.
 
-        It ends with the generator, or with the waiting task; then its slot is free before the next pass.
+        Closing the generator or cancelling its task ends the answer before the next pass.
         """
         news = asyncio.Event()
         answer = await self.submit(prompt, params, news, **options)
@@ -101,7 +101,7 @@ class AsyncEngine:
         self, prompt: Prompt, params: SamplingParams | None, news: asyncio.Event, **options: Unpack[Options]
     ) -> Answer:
         """As `Engine.submit`; `news` is set when a token can be read, or nothing more will come."""
-        # In another thread, since taking a long prompt apart takes its time
+        # in another thread, since a long prompt takes long to encode
         answer = await asyncio.to_thread(self.engine.stream, prompt, params, **options)
         answer.on_news = partial(_set, news, asyncio.get_running_loop())
         self.engine.scheduler.enqueue(answer)
@@ -120,7 +120,7 @@ class AsyncEngine:
             self._made.set_exception(error)
             return
         self._made.set_result(engine)
-        with engine, suppress(StateError):  # it was closed elsewhere, which readers of answers learn
+        with engine, suppress(StateError):  # closed by another thread, as readers of answers learn
             while not self._is_closing:
                 if not engine.scheduler.step():
                     self._asked.wait(LOOK_SECONDS)
@@ -128,9 +128,9 @@ class AsyncEngine:
 
 
 async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator[tuple[int, list[Token]], None]:
-    """Newly readable tokens of each of `answers`, by its index; none at its end. Raises why one was cut short.
+    """Yield the new tokens of each answer with its index, and none at its end. Raises the error of one cut short.
 
-    `news` is what they were submitted with.
+    `news`: the event that all were submitted with.
     """
     reading = dict(enumerate(answers))
     while reading:
@@ -148,5 +148,5 @@ async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator
 
 def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
     if not news.is_set():  # a reader clears it before it reads
-        with suppress(RuntimeError):  # the event loop is closed, and so nothing waits
+        with suppress(RuntimeError):  # the event loop is closed: nothing waits
             loop.call_soon_threadsafe(news.set)

@@ -1,8 +1,7 @@
-"""Child processes that a server forks, one after another, after it has loaded what all of them need.
+"""A fork server: it loads what its children need, and forks one child after another.
 
-A process that uses a GPU cannot be forked. Then `prepare` returns None, and the server itself is the only child.
-`ForkServer` is the parent's end, and `serve` runs the server. They exchange JSON over a socket, which is the server's
-standard input:
+A process that uses a GPU cannot be forked: then `prepare` returns None, and the server itself is the only child.
+`ForkServer` is the parent's end, and `serve` the server. They exchange JSON over the server's standard input, a socket:
 
     parent: the settings, once; then the orders of one child after another
     server: [process id of the child]; [the same, its exit code or minus the signal]
@@ -63,10 +62,10 @@ class Ended(NamedTuple):
 
 
 class ForkServer:
-    """A server that runs one child at a time, as seen by its parent. Safe for several threads."""
+    """The parent's end of a server. Any thread may use it."""
 
     def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
-        """Start the server, without waiting. `command`: runs a process that calls `serve`; its output is dropped."""
+        """Start the server, without waiting. `command` calls `serve`; its standard output is dropped."""
         self._command, self._settings = command, settings
         self._lock = threading.RLock()
         self._pid: int | None = None
@@ -75,7 +74,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the newest child, or of the server that prepares for it."""
+        """Process id of the newest child; before it has begun, of the server."""
         with self._lock:
             self.ended(0.0)
             return self._pid or self._process.pid
@@ -86,7 +85,7 @@ class ForkServer:
         return self._pid is None
 
     def start(self, orders: Mapping[str, Any]) -> None:
-        """Order the next child, without waiting; the last one has ended. A server that has ended is started again."""
+        """Start the next child, without waiting, once the last one has ended. Starts an ended server again."""
         with self._lock:
             if self._process.poll() is not None:
                 self.close()
@@ -108,7 +107,7 @@ class ForkServer:
             return self._end
 
     def kill(self) -> None:
-        """Kill the newest child, or the server that prepares for it, without waiting."""
+        """Kill the process that `pid` names, without waiting."""
         with self._lock:
             if self.ended(0.0) is None:
                 self._process.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
@@ -154,15 +153,15 @@ def serve(
 ) -> int:
     """Run `work` for each message of orders, and return this process's exit code.
 
-    `prepare` gets the settings; `work` gets them, its orders and what was prepared, and returns an exit code. It runs
-    in a fork; if None was prepared, in this process, once. `leave` is called when the parent is gone.
+    `prepare(settings)` loads; `work(settings, orders, prepared)` returns an exit code, and runs in a fork. If None was
+    prepared, it runs in this process, once. `leave(settings)` is called when the parent is gone.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them here, too; the parent ends this process
         signal.signal(number, signal.SIG_IGN)
     pipe = Connection(_STANDARD_INPUT)
     settings: Orders = {}
     children: list[int] = []
-    """The process id of the one at work, if there is one."""
+    """Process id of the present one, if any."""
 
     def end() -> NoReturn:
         for pid in children:  # one that is stopped does not end by itself

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from amusd.errors import ConfigError
@@ -84,8 +84,9 @@ def standard_output() -> TextIO:
     """
     if sys.stdout is None:
         raise ConfigError("standard output: closed; redirect it to /dev/null if nobody is to read it")
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with suppress(OSError):  # in flushing it first; the next text meets the same error
+            sys.stdout.reconfigure(errors="replace")
     return sys.stdout
 
 

@@ -28,10 +28,10 @@ _RELATIVE = 1e-3
 def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Sequence[int] = (1, FAN_OUT)) -> None:
     """Check that a drafter guesses as a fresh one would, after any verdicts.
 
-    `make`: a new one, the same each time, for sequences of `CAPACITY` tokens; `fan_outs`: 1 for chains, else trees.
+    `make`: returns a new one for sequences of `CAPACITY` tokens; `fan_outs`: 1 for chains, more for trees.
     """
     rng = random.Random(0)  # noqa: S311 - no secret
-    drafter = make()  # one for sequence after sequence, which begin alike
+    drafter = make()  # one for all sequences, which begin alike
     text: tuple[int, ...] = ()
     for _ in range(_NUM_HISTORIES):
         fan_out = rng.choice(fan_outs)
@@ -52,10 +52,12 @@ def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Seq
                     if each.has_work:
                         draft_step([each])
                 if not _same(_tree(manager), _tree(fresh)):
-                    raise AssertionError(f"step {step} after {manager.session.committed} differs")
+                    raise AssertionError(
+                        f"step {step} after {manager.session.committed}: a fresh one guesses otherwise"
+                    )
             fresh.close()
         text = manager.session.committed
-        for _ in range(2):
+        for _ in range(2):  # closing is idempotent
             manager.close()
 
 

@@ -1,4 +1,4 @@
-"""The facade: prompts in, tokens or answers out. An engine holds a target, and a link to its draft.
+"""The facade: prompts in, answers out. An engine has a target, and a connection to its draft.
 
     with Engine.launch(target="embedded", drafter="ngram") as engine:
         answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
@@ -57,7 +57,7 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     rendezvous: Rendezvous | None = None
-    """Where the target's ranks meet, if there are several."""
+    """Where the target's ranks connect, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 
@@ -78,7 +78,8 @@ class Engine:
         drafters = () if drafter is None else (_kind_or_model(DrafterConfig, drafter),)
         models = {"target": _kind_or_model(TargetConfig, target), "drafters": drafters}
         config = from_mapping(EngineConfig, {**models, **settings})
-        if drafter == "auto" and config.drafters[0].kind in DEFAULT_DRAFTERS:
+        is_named = drafter != "auto" or "drafters" in settings
+        if not is_named and config.drafters[0].kind in DEFAULT_DRAFTERS:
             logger.warning("%s", DEFAULT_DRAFTERS[config.drafters[0].kind])
         return cls.start(config)
 
@@ -125,14 +126,14 @@ class Engine:
 
         The other arguments are those of `stream`.
         """
-        # a list of prompts is one of texts, conversations or lists of ids; or empty
+        # a list of prompts holds texts, conversations or lists of ids, or nothing
         if not isinstance(prompt, (list, tuple)) or (prompt and not isinstance(prompt[0], (str, list, tuple))):
             return self.submit(prompt, params, **options).result()
         raw, prompts = options.pop("raw", False), list[tuple[int, ...]]()
         try:
             prompts.extend(self.encode(one, raw=raw) for one in prompt)
         except ConfigError as error:
-            raise ConfigError(f"prompts[{len(prompts)}]: {error}") from None
+            raise type(error)(f"prompts[{len(prompts)}]: {error}") from None
         each = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise ConfigError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one for each")
@@ -239,7 +240,7 @@ class Engine:
 
 
 def _kind_or_model(config: type[Settings], name: Any) -> Any:
-    """`embedded` and the like name a kind; a factory makes a drafter; else it is a checkpoint."""
+    """The setting that a name stands for: a kind (not `hf`), a drafter's factory, else a checkpoint."""
     if isinstance(name, config):
         return name
     try:

@@ -38,11 +38,11 @@ class NotFiniteError(ConfigError):
 
 
 class PeerError(AmusdError):
-    """The other process failed, misbehaved or vanished. The message is one line."""
+    """The other process failed. The message is one line."""
 
 
 class PeerProtocolError(PeerError):
-    """The peer sent what the protocol forbids, or bytes that are no frame of this version. They changed nothing."""
+    """The peer sent what the protocol forbids, or bytes that are no frame. They changed nothing."""
 
 
 class PeerLostError(PeerError):

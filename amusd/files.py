@@ -39,7 +39,7 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # paths need not be UTF-8
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

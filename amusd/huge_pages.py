@@ -10,13 +10,14 @@ from pathlib import Path
 
 _HUGE = 1 << 21
 _MADV_COLLAPSE = 25
-_TUNABLES, _HUGE_MALLOC = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+_TUNABLES, _HUGE_MALLOC = "GLIBC_TUNABLES", "glibc.malloc.hugetlb="
 
 
 def environment_with_huge_pages() -> dict[str, str]:
-    """Environment of a process whose memory is in huge pages from its start (glibc from 2.35)."""
-    known = os.environ.get(_TUNABLES, "").split(":")
-    return {**os.environ, _TUNABLES: ":".join([*filter(None, known), _HUGE_MALLOC])}
+    """Environment of a process whose memory is in huge pages from its start (glibc 2.35), unless the user chose."""
+    known = os.environ.get(_TUNABLES, "")
+    own = known if _HUGE_MALLOC in known else ":".join(filter(None, [known, f"{_HUGE_MALLOC}1"]))
+    return {**os.environ, _TUNABLES: own}
 
 
 def restart_with_huge_pages() -> None:

@@ -13,12 +13,12 @@ logger = logging.getLogger("amusd")
 
 @lru_cache(maxsize=1000)
 def warn_once(line: str) -> None:
-    """Log a warning, unless this process has logged it before."""
+    """Log a warning, unless it is among the last thousand of this process."""
     logger.warning("%s", line)
 
 
 def show_lines() -> None:
-    """Show what is logged on standard error, and nowhere else. Idempotent. Only programs call it, not the library."""
+    """Show what is logged on standard error alone. Idempotent. For programs, not for the library."""
     logger.addHandler(_lines)
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -1,4 +1,4 @@
-"""Groups of settings: frozen dataclasses, checked by msgspec. The settings themselves are in `amusd/config`."""
+"""Groups of settings as frozen dataclasses that msgspec checks. The settings themselves are in `amusd/config`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Settings:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, msgspec.convert(_prepared(hint, value), hint))
-            except msgspec.ValidationError:
+            except (msgspec.ValidationError, UnicodeEncodeError, AttributeError):  # the last: no mapping
                 allowed = _allowed(hint)
                 near = nearest(shown(value), allowed.split(", "))
                 raise ConfigError(f"{self.key(name)}={shown(value)}: expected {allowed}{near}") from None
@@ -58,7 +58,7 @@ class Settings:
         return f"{cls.section}.{name}" if cls.section else name
 
     def require(self, condition: bool, name: str, allowed: str) -> None:
-        """Raise `ConfigError` that names a field and its value unless the condition holds."""
+        """Unless the condition holds, raise a `ConfigError` with the field, its value, and what is `allowed`."""
         if not condition:
             raise ConfigError(f"{self.key(name)}={shown(to_mapping(self)[name])}: {allowed}")
 
@@ -72,7 +72,7 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
 
 
 def fields_of(cls: type[Settings]) -> Iterator[tuple[str, str]]:
-    """Every setting in a group and its groups: its name as users write it, and what it takes."""
+    """Every setting of a group and of the groups in it: its name as users write it, and what it takes."""
     for name, hint in _hints_of(cls).items():
         if isinstance(hint, type) and issubclass(hint, Settings):
             yield from fields_of(hint)

@@ -1,4 +1,4 @@
-"""Small shared types: the words of the project that are not messages. Standard library only."""
+"""Small types that all packages share. Standard library only."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ verifies what has arrived.
 DraftPresence: TypeAlias = Literal["present", "silent", "away", "failed", "none"]
 """Whether an engine has a draft now.
 
-`silent`: it does not answer, and the target goes on alone; `away`: it is lost, and a next one is looked for; `failed`:
-it is lost for good.
+`silent`: it does not answer, and the target goes on alone; `away`: it is lost, and the next one is looked for;
+`failed`: it is lost for good.
 """
 
 TokenSource: TypeAlias = Literal["target", "candidate", "alternative"]
-"""Which model proposed a token first. This depends on timing; the token does not. `candidate`: an accepted one of the
-likeliest path; `alternative`: an accepted candidate beside that path.
+"""Which model proposed a token first. This depends on timing; the token does not.
+
+`candidate`: the draft, on its likeliest path; `alternative`: the draft, beside that path.
 """
 
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "aborted"]
@@ -45,5 +46,5 @@ class Token:
     logprob: float | None = None
     """Log-probability under the target alone, with `SamplingParams.logprobs` or `top_logprobs`."""
     top_logprobs: TopLogprobs = ()
-    """The most likely tokens in its place, with `SamplingParams.top_logprobs`."""
+    """The most likely tokens at its position, with `SamplingParams.top_logprobs`."""
     source: TokenSource = "target"

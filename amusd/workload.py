@@ -27,7 +27,7 @@ _EXPECTED = (
     "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
 )
 _LAYOUTS = ("conversation", "prompt", "turns", "question", "messages")
-"""Keys that hold what is asked. The first one that a line has counts; other keys may hold anything."""
+"""Keys that hold what is asked. A line's first of them counts; other keys may hold anything."""
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """Begins the texts of SPEED-Bench that are not published with it (`docs/datasets.md`)."""
 
@@ -58,7 +58,7 @@ class WorkloadPrompt:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What identifies the prompt beside its line."""
+        """What identifies the prompt, beside its line number."""
         return {"turn": self.turn, "category": self.category, "question_id": self.question_id}
 
     def following(self, answer: str) -> WorkloadPrompt | None:
@@ -80,13 +80,13 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
 
     Raises `ConfigError` as `load_prompts` and `AnswersFile.rest`.
     """
-    if command == "generate" and config.out is not None:
+    if command != "generate":
+        return load_prompts(config.workload)
+    if config.out is not None:
         return AnswersFile(config).rest(load_prompts(config.workload, sys.maxsize))
-    if command == "generate" and config.prompt is not None:
+    if config.prompt is not None:
         return [user_prompt(config.prompt)]
-    if command == "generate":
-        return load_prompts(dataclasses.replace(config.workload, num_prompts=1))
-    return load_prompts(config.workload)
+    return load_prompts(dataclasses.replace(config.workload, num_prompts=1))
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
@@ -184,7 +184,7 @@ class AnswersFile:
     """The file `out`: answers to prompts in order, a JSON object a line; an incomplete line does not count.
 
     Each object has `id` (the line number of its prompt), `turn`, the prompt's `category` and `question_id`,
-    `prompt`, the answer, and `settings`: a digest of all settings that can change an answer.
+    `prompt`, the answer, and `settings`: a digest of the models and of the settings that choose tokens.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -195,9 +195,9 @@ class AnswersFile:
         self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
     def rest(self, prompts: Sequence[WorkloadPrompt]) -> list[WorkloadPrompt]:
-        """The prompts that are left after the file's last answer; a conversation's rest counts as a prompt.
+        """The prompts after the file's last answer; what is left of a conversation is one prompt.
 
-        Raises `ConfigError` if the file is unreadable, or has other answers or settings.
+        Raises `ConfigError` if the file cannot be read, or has answers of other prompts or settings.
         """
         rest = list(prompts)
         for number, line in enumerate(self._lines(), start=1):
@@ -215,7 +215,7 @@ class AnswersFile:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """The file, to append to. Raises `ConfigError` if it fails, or another run appends."""
+        """Open the file to append. Raises `ConfigError` if that fails, or while another run appends."""
         try:
             with self.path.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

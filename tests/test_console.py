@@ -76,6 +76,13 @@ def test_lines_go_above_the_progress_line_which_a_file_has_for_each_tenth(monkey
     assert file.getvalue().splitlines() == [f"{done}/40  work" for done in range(4, 41, 4)]
 
 
+def test_a_locale_without_a_character_gets_another_one() -> None:
+    program = "from amusd.console import Console; Console().text('it\\u2019s')"
+    own = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=own, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "it?s\n"), done.stderr
+
+
 def shell(words: str, folder: Path = ROOT, before: str = "") -> subprocess.CompletedProcess[str]:
     line = f"{before}exec {sys.executable} -m launch.main {words}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

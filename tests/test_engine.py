@@ -22,7 +22,7 @@ from amusd.config import DecodingConfig, EngineConfig, RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, ContextLengthError
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
@@ -109,6 +109,11 @@ def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
     assert refusal(lambda: plain_engine().generate(prompt)) == message
 
 
+def test_a_prompt_of_a_list_that_is_too_long_is_the_error_that_it_is_alone() -> None:
+    with pytest.raises(ContextLengthError, match=r"^prompts\[1\]: prompt: 500 tokens leave no room"):
+        plain_engine().generate([[1], [1] * 500])
+
+
 @pytest.mark.parametrize("prompt", ["aY", [{"role": "user", "content": "aY"}]], ids=["text", "turns"])
 def test_a_text_with_a_token_that_the_model_lacks_names_it(prompt: Any) -> None:
     engine = plain_engine()
@@ -124,6 +129,8 @@ def test_a_text_with_a_token_that_the_model_lacks_names_it(prompt: Any) -> None:
         ({"params": {}}, "params={}: expected SamplingParams"),
         ({"decoding": "synchronous"}, "decoding=synchronous: expected DecodingConfig"),
         ({"reference": 5}, "reference=5: expected token ids"),
+        ({"drafter": 5}, "drafter=5: expected str"),
+        ({"drafter": "ngram"}, "drafter=ngram: this engine has none"),
     ],
 )
 def test_an_argument_of_another_kind_is_one_line(options: dict[str, Any], message: str) -> None:
@@ -134,6 +141,22 @@ def test_an_argument_of_another_kind_is_one_line(options: dict[str, Any], messag
 def test_a_model_of_another_kind_is_one_line(models: dict[str, Any]) -> None:
     [(name, value)] = models.items()
     assert refusal(lambda: Engine.launch(**models)) == f"{name}={value}: expected a kind, a folder or a hub name"
+
+
+def test_a_reference_that_no_model_writes_is_one_line_and_costs_no_draft() -> None:
+    with pair({"oracle": RIGHT}) as (engine, _):
+        message = refusal(lambda: engine.generate(PROMPT, params(3), reference=[-1]))
+        assert (message, engine.draft.presence) == ("reference: token ids must be in [0, 50)", "present")
+
+
+@pytest.mark.parametrize("kinds", [[], ["ngram"]], ids=str)
+def test_drafters_that_are_named_among_the_settings_are_those_of_the_engine(
+    kinds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "start", lambda config: config)
+    with logged() as lines:
+        config: Any = Engine.launch(drafters=[{"kind": kind} for kind in kinds])
+    assert ([drafter.kind for drafter in config.drafters], lines) == (kinds, [])
 
 
 def test_an_array_is_token_ids() -> None:

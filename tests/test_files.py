@@ -12,7 +12,7 @@ from full_disk import files_of_at_most
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
-from amusd.files import MAX_SOCKET_FOLDER, make_socket_folder, write_whole
+from amusd.files import MAX_SOCKET_FOLDER, keep_traceback, make_socket_folder, write_whole
 from amusd.transport.factory import connect, link_address, listen
 
 
@@ -23,6 +23,11 @@ def test_what_does_not_fit_leaves_the_old_file_and_nothing_beside_it(tmp_path: P
         write_whole(path, "x" * 1000)
     assert str(caught.value) == f"{path}: cannot be written (File too large)"
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("result.json", "old")]
+
+
+def test_a_traceback_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
+    keep_traceback(tmp_path, "target", RuntimeError("/models/\udcff"))
+    assert (tmp_path / "target_error.txt").read_text() == "RuntimeError: /models/\\udcff\n"
 
 
 @pytest.mark.parametrize("kind", ["auto", "shared_memory", "zeromq"])

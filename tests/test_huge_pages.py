@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from amusd.huge_pages import use_huge_pages
+from amusd.huge_pages import environment_with_huge_pages, restart_with_huge_pages, use_huge_pages
 
 HUGE = 1 << 21
 COLLAPSE = 25
@@ -40,6 +41,15 @@ def test_memory_moves_into_huge_pages_as_it_is() -> None:
         use_huge_pages()
         assert memory[:] == content
         assert huge_bytes() >= before + 6 * HUGE
+
+
+def test_who_has_chosen_the_pages_of_malloc_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "glibc.malloc.hugetlb=0:glibc.malloc.check=0"
+    monkeypatch.setenv("GLIBC_TUNABLES", own)
+    monkeypatch.setattr(os, "execve", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(sys, "argv", sys.orig_argv)
+    restart_with_huge_pages()
+    assert environment_with_huge_pages()["GLIBC_TUNABLES"] == own
 
 
 @linux

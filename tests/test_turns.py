@@ -10,11 +10,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from runtime.pair import PROMPT, decoding, on_pass, oracle, pair, params, plain_engine, reference
 
 from amusd import AsyncEngine
+from amusd.async_engine import read
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
@@ -81,7 +83,7 @@ def test_an_answer_can_be_cancelled_amid_a_pass_and_ends_before_the_next_one() -
         assert found == answer_of(40)[: len(found)]
         assert passes[-1] == 3
         assert not engine.scheduler.step()
-        with pytest.raises(StateError, match=r"^the answer is not finished"):
+        with pytest.raises(StateError, match=r"^the answer was cancelled$"):
             stream.result()
 
 
@@ -137,6 +139,18 @@ def test_an_interruption_ends_the_answer_and_not_the_engine() -> None:
             next(stream)
         assert engine.generate(PROMPT, params(20), decoding=SCHEDULE).token_ids == answer_of(20)
     assert not draft.code
+
+
+def test_an_answer_whose_admission_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = plain_engine()
+    stream = engine.stream(PROMPT, params(4))
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(engine.worker, "admit", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    (found,) = run_all([lambda: next(stream)])
+    assert str(found) == "the answer was interrupted"
+    assert engine.generate(PROMPT, params(4)).token_ids == answer_of(4)
 
 
 def test_an_error_is_raised_where_its_own_answer_is_read() -> None:
@@ -253,6 +267,29 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
             assert not own.scheduler._at_work
             assert passes[-1] <= 4
             assert (await engine.generate(PROMPT, params(5))).token_ids == answer_of(5)
+
+    run(work())
+
+
+def test_a_task_that_waits_for_an_answer_hears_that_another_one_has_cancelled_it() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=1) as (engine, own):
+            passes, goes_on = hold(own)
+            first = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
+            await until(lambda: passes[-1] > 3)
+            news = asyncio.Event()
+            queued = await engine.submit(PROMPT, params(5), news)
+            waiting = asyncio.ensure_future(anext(read([queued], news)))
+            await asyncio.sleep(0)
+            with pytest.raises(StateError, match=r"^the answer is not finished"):
+                _ = queued.generation
+            queued.cancel()
+            try:
+                with pytest.raises(StateError, match=r"^the answer was cancelled$"):
+                    await asyncio.wait_for(waiting, DEADLINE_SECONDS / 10)
+            finally:
+                goes_on.set()
+                first.cancel()
 
     run(work())
 

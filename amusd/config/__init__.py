@@ -1,7 +1,6 @@
 """Every setting and its default, as frozen keyword-only dataclasses.
 
-`RunConfig` is all that a user can set; `settings.from_mapping` builds it. A value out of range raises a `ConfigError`
-of one line: the key, the value, what is allowed.
+`RunConfig` holds all that a user can set. A wrong value raises a `ConfigError`, one line: key, value, what is allowed.
 """
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities

@@ -1,4 +1,4 @@
-"""The abilities of each kind of drafter. Refusals and the table of `docs/drafters.md` follow from it."""
+"""What each kind of drafter can do. Refusals and the table in `docs/drafters.md` follow from it."""
 
 from __future__ import annotations
 

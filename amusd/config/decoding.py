@@ -79,7 +79,7 @@ class Distribution(Settings):
 
     @property
     def is_argmax(self) -> bool:
-        """Whether each token is that of the largest logit."""
+        """Whether each token is the one with the largest logit."""
         return self.temperature == 0 and self.is_plain
 
     @property

@@ -35,7 +35,7 @@ DEFAULT_DRAFTERS: Mapping[str, str] = {
     "synthetic": "drafter=synthetic: none is named, and the target's weights are random; drafter.accept says how "
     "often it is right",
 }
-"""The line for a user who named no drafter, by the kind that replaces the embedded one where that does not fit."""
+"""The line for a user who named no drafter, by the kind that was chosen."""
 _OF_ONE_KIND = {
     **dict.fromkeys(("inner", "inner_device"), "cascade"),
     **dict.fromkeys(("factory", "options"), "custom"),
@@ -127,7 +127,7 @@ class DrafterConfig(Settings):
         self.require(self.kind != "custom" or bool(self.factory), "factory", "required with drafter=custom")
 
     def for_target(self, target: TargetConfig, hardware: HardwareConfig) -> DrafterConfig:
-        """The same, with the kind that fits this target if none is named."""
+        """The same; `auto` becomes the kind that fits this target."""
         if self.kind != "auto":
             return self
         random = hardware.synthetic is not None
@@ -140,7 +140,7 @@ class DrafterConfig(Settings):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the target need not know its model."""
+        """Whether an `amusd draft` has its model, and the target does without."""
         return self.address is not None and not self.can.needs_features
 
     @property
@@ -201,7 +201,7 @@ class HardwareConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKeys(Settings):
-    """The settings that an engine and a run have in common."""
+    """The settings that an engine and a run share."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -249,7 +249,9 @@ class EngineConfig(EngineKeys):
         named = "protects the link at transport.address, drafter.address or listen; name one"
         self.transport.require(self.transport.keys is None or has_address, "keys", named)
         any_target, shapes = ", ".join(kinds_with("any_target")), ", ".join(get_args(ModelShape))
+        kinds = [each.kind for each in fitting]
         for each in fitting:
+            each.require(kinds.count(each.kind) == 1, "kind", "two of this kind; requests name a drafter by its kind")
             each.require(each.address == self.draft_address, "address", "one for all drafters")
             each.require(not shape or each.can.any_target, "kind", f"with hardware.synthetic allowed: {any_target}")
             lacks_model = is_own and each.kind == "cascade" and each.model is None

@@ -21,7 +21,7 @@ from typing import Any
 from amusd.errors import AmusdError, ConfigError
 from amusd.settings import shown
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = Path(__file__).parents[1]
 _REFERENCE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
 
@@ -30,9 +30,8 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-@functools.cache
 def load_function(key: str, named: str) -> Callable[..., Any]:
-    """Import the function that `named` refers to; a file is run once. Raises `ConfigError`, one line."""
+    """Import the function that `named` names; a file is run once. Raises `ConfigError`, one line."""
     if not is_reference(named):
         raise ConfigError(f"{key}={shown(named)}: allowed: MODULE:FUNCTION, FILE.py:FUNCTION")
     place, _, name = named.rpartition(":")
@@ -62,12 +61,14 @@ def failing_in_one_line(key: str, named: str) -> Iterator[None]:
     except AmusdError:
         raise
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE not in frame.filename]
+        found = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in found if not Path(frame.filename).is_relative_to(_PACKAGE)]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raised = f"{type(error).__name__}: {shown(error)}".removesuffix(": ")
         raise ConfigError(f"{key}={shown(named)}: raises {raised}{place}") from error
 
 
+@functools.cache
 def _run_file(path: Path) -> ModuleType:
     name = f"own_{path.stem}"
     module = sys.modules[name] = ModuleType(name)

@@ -78,13 +78,13 @@ class RunConfig(DecodingConfig, EngineKeys):
         return self.compare.synchronous_lengths
 
     def asynchronous_policies(self) -> tuple[str, ...]:
-        """Policies that `compare` tries; none where `mode` names another mode."""
+        """Policies that `compare` tries; none unless `mode=asynchronous`."""
         if self.mode != "asynchronous":
             return ()
         return self.compare.policies or (self.policy,)
 
     def engine_for(self, command: str) -> EngineConfig:
-        """The engine for `command`, with room for all blocks and answers that it needs at once."""
+        """The engine for `command`, with room for its longest block and for its answers at a time."""
         has_ranks = command != "bench" or self.target_tensor_parallel_size == 1
         self.require(has_ranks, "target_tensor_parallel_size", "`amusd bench` measures one process a role; allowed: 1")
         is_right = (command == "draft") == (self.listen is not None)
@@ -107,7 +107,7 @@ class RunConfig(DecodingConfig, EngineKeys):
     def engine(self, *, longest_block: int | None = None, max_num_seqs: int | None = None) -> EngineConfig:
         """The configuration of an engine.
 
-        `longest_block`: candidates per verification that have to fit. `max_num_seqs`: used in place of the key.
+        `longest_block`: most candidates of a synchronous or windowed pass. `max_num_seqs`: replaces the key.
         """
         if longest_block is None:
             in_blocks = self.mode == "synchronous" or self.asynchronous_policies() == ("windowed",)

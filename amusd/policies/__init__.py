@@ -1,1 +1,1 @@
-"""Schedules: when to verify and how many. Pure functions of what a session shows and of measured times."""
+"""Schedules: when to verify, and how many candidates. Pure: the caller gives what has arrived, and all times."""

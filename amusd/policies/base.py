@@ -27,7 +27,7 @@ class TargetView:
     weights: tuple[float, ...] = ()
     """The draft's own probability of each candidate given those before it; empty for a chain."""
     chances: tuple[float, ...] = ()
-    """Chance of each candidate that it and those before it are accepted."""
+    """For each candidate, the chance that it and all before it are accepted."""
     acceptance: float = 0.5
     tokens_per_second: float = 0.0
     """Committed tokens per second while drafting; 0 before the first pass."""
@@ -36,12 +36,12 @@ class TargetView:
     longest_wait: float = math.inf
     """The time after which no candidate is expected any more."""
     draft_is_silent: bool = False
-    """Whether no candidate has come since a wait in vain, or since the draft joined amid the answer."""
+    """Whether no candidate has come since a wait in vain, or since the draft joined during the answer."""
     lead_gain: float = 0.0
     """Tokens that a pass gains by one more candidate at its beginning."""
     row_seconds: float = 0.0
     drafting_pays: bool = True
-    """Whether plain decoding has not been found faster."""
+    """False in a pause, in which plain decoding is tried or was found faster."""
     plain_tokens_per_second: float = 0.0
     """Tokens per second of plain decoding; before it was tried, an upper bound."""
 
@@ -51,7 +51,7 @@ class TargetView:
         return self.chances[-1] if self.chances else 1.0
 
     def lacks(self, num_candidates: int) -> bool:
-        """Whether fewer are at hand, and another may come and fit into the pass."""
+        """Whether fewer than these are at hand, and another may come and fits into the pass."""
         return self.may_get_more and self.num_candidates < min(num_candidates, self.max_candidates)
 
     @property
@@ -75,9 +75,9 @@ class Verify:
     worth: float = field(default=-1.0, compare=False)
     """Value in tokens of waiting instead of verifying."""
     min_chance: float = 0.0
-    """A pass over several paths leaves out candidates whose path from the root is less likely."""
+    """A pass over several paths leaves out candidates that are less likely than this."""
     sends_verdict: bool = True
-    """Whether the draft gets the verdict of the pass; if not, drafting is paused."""
+    """Whether the draft gets the verdict of the pass; False pauses drafting."""
 
 
 @dataclass(frozen=True, slots=True)

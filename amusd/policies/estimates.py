@@ -1,4 +1,4 @@
-"""Running estimates of the pair at work: what the target and the draft learn from their passes, steps and waits."""
+"""Running estimates that the target and the draft draw from their passes, steps and waits."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class RunningRatio:
         return self._numerator / self._denominator if self._denominator else 0.0
 
     def add(self, numerator: float, denominator: float, num_times: float = 1) -> None:
-        """Add to both sums. `num_times`: additions it counts for in forgetting."""
+        """Add to both sums, and forget as much as `num_times` additions do."""
         kept = self._memory**num_times
         self._numerator = kept * self._numerator + numerator
         self._denominator = kept * self._denominator + denominator
 
 
 FORGETTING = 0.98
-"""Weight of past waits after each pass, so that waiting is tried again."""
+"""Weight of past waits after each pass; below 1, so that waiting is tried again."""
 PRIOR_WAITS = 0.3
-"""Weight of the draft's own step times, in candidates; the estimated wait stays finite when no candidate comes."""
+"""Weight of the draft's own step times, in candidates: keeps the estimate finite while no candidate comes."""
 LONGEST_WAIT = 3.0
 """A wait ends, and counts, at this many usual waits, so that one stall of the machine does not end all waiting.
 
@@ -46,10 +46,10 @@ The usual wait is the mean weighted by length.
 
 
 class Waits:
-    """How long the target waits for one more candidate. The first one after an unforeseen verdict takes longer."""
+    """How long the target waits for one more candidate."""
 
     def __init__(self, num_steps: float) -> None:
-        """`num_steps`: the draft's steps that one takes before anything is known."""
+        """`num_steps`: assumed length of a wait, in steps of the draft."""
         self._num_steps = num_steps
         self._seconds = self._squares = self._num_candidates = self._step_seconds = 0.0
 
@@ -72,7 +72,7 @@ class Waits:
         self._num_candidates = MEMORY * self._num_candidates + came
 
     def on_step(self, step_seconds: float) -> None:
-        """Take in the time of a step of the draft; the shortest counts, since a stall is none."""
+        """Take in the time of a step of the draft. The shortest counts: it had no stall."""
         self._step_seconds = min(self._step_seconds or math.inf, step_seconds)
 
     def on_pass(self) -> None:
@@ -87,7 +87,7 @@ OUTCOME_MEMORY = 0.5 ** (1 / 64)
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
 """The assumed acceptance, and its weight in tested candidates."""
 STEP_DONE = 0.5
-"""Average part of the draft's step that is done when the target could begin."""
+"""Average part of the draft's step that is done when the target could begin a pass."""
 
 
 class Estimates:
@@ -107,7 +107,7 @@ class Estimates:
         self.lead_gain = 0.0
 
     def waits(self, num_candidates: int) -> Waits:
-        """Waits with `num_candidates` at hand."""
+        """Waits with this many candidates at hand; the first candidate takes longer than a further one."""
         return self._further_waits if num_candidates else self._first_waits
 
     def on_step(self, step_seconds: float) -> None:
@@ -116,17 +116,17 @@ class Estimates:
         self._further_waits.on_step(step_seconds)
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
-        """Chance of each candidate at hand that it and those before it are accepted.
+        """For each candidate at hand, the chance that it and all before it are accepted.
 
-        `weights`: the draft's own estimates, which are corrected by what became of first candidates; without any, a
-        candidate is as good as any other.
+        `weights`: the draft's own estimates, which are corrected by the fate of earlier first candidates. Without any,
+        all candidates are equally good.
         """
         if not weights:
             return tuple(self.acceptance.value**number for number in range(1, num_candidates + 1))
         return tuple(accumulate((min(1.0, self._correction.value) * weight for weight in weights), operator.mul))
 
     def on_pass(self, outcome: PassOutcome, seconds: float, view: TargetView) -> None:
-        """Take in a pass that was decided on by `view`, and ended `seconds` after the one before it."""
+        """Take in a pass that was begun on `view`, and ended `seconds` after the one before it."""
         self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * (view.gain if view.can_grow else 0.0)
         self._first_waits.on_pass()
         self._further_waits.on_pass()
@@ -144,7 +144,7 @@ OUTLIER = 5.0
 DRAFT_ROW_SHARE = 0.06
 """Assumed row share of a draft step before steps of different sizes."""
 ROW_FORGETTING = 0.99
-"""Weight of the known row cost after a pass that says nothing of it."""
+"""Weight of the known row cost after a pass that tells nothing about it."""
 MIN_ROW_VARIATION = 8.0
 """Least weighted sum of squares of the number of rows for a fit."""
 
@@ -193,9 +193,9 @@ DEVIATIONS = 2.0
 class VerdictClock:
     """When a draft's next verdict is due, and whether to wait for it instead of stepping. Times in nanoseconds.
 
-    A step under way when a verdict arrives is of use if the verdict was foreseen, and delays the next candidates if
-    not. So a draft waits for the verdict if its next step would run into it, unless the step's expected gain exceeds
-    its loss.
+    When a verdict arrives during a step, the step is of use if the verdict was foreseen, and otherwise delays the next
+    candidates. So a draft whose next step would run into the verdict waits, unless the step's expected gain exceeds its
+    loss.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class VerdictClock:
         self._pass_start_ns = now_ns if goes_on else None
 
     def on_candidates(self, now_ns: int) -> None:
-        """Candidates were sent: a target that waited for some starts its pass."""
+        """Candidates were sent: a target that waited for them starts its pass."""
         if self._pass_start_ns is None:
             self._pass_start_ns = now_ns
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.config.capabilities import capabilities_of, check_runs_ahead, kinds_with
@@ -18,7 +19,7 @@ from amusd.types import Mode
 SYNTHETIC = "synthetic"
 BLOCK_TIMEOUT_SECONDS = 10.0
 WHOLE_TREE = 1 << 20
-"""More tokens than any tree has: it is one message."""
+"""More tokens than any tree has, so that a tree is one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,9 @@ class OwnPolicy(Policy):
     def decide(self, view: TargetView) -> Decision:
         """See `Policy`. Raises `ConfigError`."""
         decision: Decision = call("policy", self.key, (Verify, Wait), self.own.decide, view)
+        for name in {field.name for field in fields(decision)} - {"reason"}:
+            if not isinstance(value := getattr(decision, name), Real):
+                raise ConfigError(f"policy={self.key}: {name}={shown(value)}: expected a number")
         return decision
 
 
@@ -79,7 +83,11 @@ def choose_schedule(
 ) -> tuple[str | None, DecodingConfig]:
     """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
     check_kind("decoding", decoding, DecodingConfig)
-    name = next(iter(drafters), "") if drafter is None else drafter
+    check_kind("drafter", drafter, str)
+    if drafter is not None and drafter not in drafters:
+        has = ", ".join(drafters) or "none"
+        raise ConfigError(f"drafter={shown(drafter)}: this engine has {has}{nearest(drafter, drafters)}")
+    name = drafter or next(iter(drafters), "")
     if decoding is None:
         mode: Mode = "asynchronous" if capabilities_of(name).runs_ahead else "synchronous"
         decoding = DecodingConfig(mode=mode if drafters else "autoregressive")
@@ -87,8 +95,6 @@ def choose_schedule(
         return None, decoding
     if not drafters:
         raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
-    if name not in drafters:
-        raise ConfigError(f"drafter={name}: this engine has {', '.join(drafters)}{nearest(name, drafters)}")
     check_runs_ahead(name, decoding)
     return name, decoding
 
@@ -98,7 +104,7 @@ def choose_policy(
 ) -> Policy:
     """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid.
 
-    `is_chain`: this drafter drafts no trees, so `auto` is planned without them.
+    `is_chain`: this drafter drafts no trees, so `auto` takes chains.
     """
     drafts_trees = capabilities_of(drafter).tree
     policy = make_policy(decoding, can_branch=drafts_trees and not is_chain and params.rule != "rejection")
@@ -113,10 +119,12 @@ def choose_policy(
 
 
 def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
-    """Raise `ConfigError` for a missing reference, or a biased token that the model lacks."""
+    """Raise `ConfigError` for a missing reference, or for a token in it or in `logit_bias` that the model lacks."""
     if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
         needed = "the answer of plain decoding (`reference`), which sampling.acceptance=rejection leaves to chance"
         raise ConfigError(f"drafter=synthetic: has to be told {needed}")
+    if not all(0 <= token_id < vocab_size for token_id in reference):
+        raise ConfigError(f"reference: token ids must be in [0, {vocab_size})")
     highest = max((token_id for token_id, _ in params.logit_bias), default=0)
     if highest >= vocab_size:
         raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")

@@ -1,4 +1,4 @@
-"""The target's measurements of the pair, a policy's view of them, and whether drafting pays at all."""
+"""What the target measures, the policy's view of it, and whether drafting pays at all."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LONGEST = 1024
 MOST_SLOWDOWN = 2.0
 """The first pause is not tried while drafting yields this many tokens in the time of the quickest pass."""
 YIELD_MEMORY = 0.98
-"""Weight of the past in what drafting and plain decoding yield, per pass."""
+"""Weight of the past in the yields of drafting and of plain decoding, per pass."""
 
 
 class DraftingSwitch:
-    """Decides for one drafter and all sequences of a pass whether to draft at all, by trying both.
+    """Decides whether to draft at all, by trying both; for one drafter and all sequences of a pass.
 
-    A draft shares memory, power or a host with the target and widens passes, which costs time if it is hardly ever
-    right. In a pause the target decodes alone and sends no verdicts.
+    Drafting shares memory, power or a host with the target and widens passes, which costs time if the draft is hardly
+    ever right. In a pause the target decodes alone and sends no verdicts.
 
-    One short pause is tried early, unless drafting yields `MOST_SLOWDOWN` tokens in the time of the quickest pass.
+    A short first pause is tried early, unless drafting yields `MOST_SLOWDOWN` tokens in the time of the quickest pass.
     Later ones are tried if drafting yields less than plain decoding did, or less than one token in that time. Each
     pause ends, because text changes.
     """
@@ -51,7 +51,7 @@ class DraftingSwitch:
     def on_pass(
         self, num_tokens: int, seconds: float, pass_seconds: float, share: float = 1.0, *, is_plain: bool
     ) -> None:
-        """Take in the `share` of a pass that was for one sequence, and ended `seconds` after the one before.
+        """Take in a pass that ended `seconds` after the one before it; `share`: the part that one sequence has of it.
 
         `is_plain`: it was made in a pause.
         """
@@ -79,12 +79,12 @@ class DraftingSwitch:
 
 
 NEARLY = 0.9
-"""A wait is in vain from this part of the longest wait on, because clocks are not exact."""
+"""A wait of this part of the longest wait was in vain, since clocks are not exact."""
 
 UsedDrafter: TypeAlias = tuple[str | None, bool]
 """A drafter's name, and whether it drafts trees."""
 Switches: TypeAlias = dict[tuple[UsedDrafter, int], DraftingSwitch]
-"""By drafter, and by the number of bits of the number of sequences in a pass."""
+"""By drafter, and by the bit length of the number of sequences in a pass."""
 
 
 class PassTimes(NamedTuple):
@@ -105,7 +105,7 @@ class PassTimes(NamedTuple):
 class Observer:
     """Watches one sequence after another. Times in nanoseconds of one clock.
 
-    Sequences in one pass share `switches`: a pause of one would be measured in passes that carry others' candidates.
+    All sequences share `switches`, since a pause of one alone would be measured in passes with others' candidates.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -116,12 +116,12 @@ class Observer:
         self.open(None, has_tree=False)
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
-        """Begin an answer. Each drafter has estimates with and without trees."""
+        """Begin an answer. A drafter's estimates with and without trees are apart."""
         self._drafter: UsedDrafter = drafter, has_tree
         self._estimates = self._estimates_of.setdefault(self._drafter, Estimates())
         self._last_end_ns: int | None = None
         self._waited, self._waited_at = 0.0, 0
-        """Seconds waited without a new candidate, and the number of candidates meanwhile."""
+        """Seconds waited without a new candidate, and the number of candidates at hand."""
         self._verdict_sent = True
         self._silent_at: int | None = None
         """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
@@ -131,7 +131,7 @@ class Observer:
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
     def on_draft_joined(self) -> None:
-        """Wait no more until a candidate comes: the draft has the whole answer to take in."""
+        """Wait no more until a candidate comes: the draft must first take in the whole answer."""
         self._silent_at = 0
 
     def exclude(self, ns: int) -> None:

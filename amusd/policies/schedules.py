@@ -1,4 +1,4 @@
-"""The schedules: the baselines, `chain` and `branching` with fixed knobs, and `auto`, which tunes itself."""
+"""The schedules: the baselines, `chain` and `branching` with fixed settings, and `auto`, which tunes itself."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class SynchronousPolicy(Policy):
 class WindowedPolicy(Policy):
     """While one window of `tokens_per_message` is verified, the draft fills the next.
 
-    After a restart of the draft the pass goes ahead without candidates (pre-verification: its token is compared with
-    the draft's first one). Otherwise the target waits for a window (post-verification).
+    After a restart of the draft the target makes a pass without candidates (pre-verification: its token is compared
+    with the draft's first one). Otherwise it waits for a window (post-verification).
 
     References: PEARL, https://arxiv.org/abs/2408.11850.
     """
@@ -62,10 +62,10 @@ class WindowedPolicy(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousPolicy(Policy):
-    """The draft runs ahead without a stop, and the target verifies what has arrived: of a chain, or of a tree.
+    """The draft runs ahead without a stop, and the target verifies what has arrived of the chain or tree.
 
-    With fewer than `min_candidates` it waits for the rest, for at most `max_wait_passes`. Unless it `always_waits`, it
-    does so only after a restart of the draft.
+    With fewer than `min_candidates` the target waits for the rest, for at most `max_wait_passes`; after a restart of
+    the draft, or in each pass with `always_waits`.
 
     References: AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the
     wait); SSD / Saguaro, https://arxiv.org/abs/2603.03251 (continuations for the likely verdicts); EAGLE-2,
@@ -93,11 +93,11 @@ class ContinuousPolicy(Policy):
 class AutoPolicy(Policy):
     """Decides by measured times how long to wait, how much to verify, and whether to draft (docs/branching.md).
 
-    It waits for one more candidate if the gain exceeds the loss, both in tokens. For several sequences, sums count.
+    It waits for one more candidate if the gain exceeds the loss, both in tokens; for several sequences, in sum.
 
         gain    the chance that the candidate and all before it are accepted
         loss    the tokens that could be committed in the time of the wait and of the candidate's row, and the part of
-                the draft's step that is done: a pass that begins now leaves it to the next one
+                the draft's step that is already done, which would serve the next pass if this one began now
 
     A wait is at most three times as long as usual. After one in vain, it waits no more until a candidate has come.
     """
@@ -123,7 +123,7 @@ class AutoPolicy(Policy):
         if seconds_left <= 0:
             return Verify(num_candidates, "waited for as long as a pass takes", -delay, min_chance=row_loss)
         reason = f"one more candidate: {view.gain:.2f} tokens for {loss:.2f}"
-        # what is not worth its own cost need not be verified when it comes
+        # a candidate that is not worth its cost need not be verified when it comes
         worth = max(view.gain - loss, -delay)
         if worth > 0:
             return Wait(seconds_left, reason, worth)

@@ -1,1 +1,1 @@
-"""The protocol core: two state machines and their messages. No torch, clock, thread, socket, randomness or logging."""
+"""The protocol: two state machines and their messages. No torch, clock, thread, socket, randomness or logging."""

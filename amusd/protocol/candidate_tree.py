@@ -14,7 +14,7 @@ from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, Tracks
 
 MAX_CANDIDATES = 4096
-"""Most numbered candidates in one tree: far more than a draft computes in a few passes."""
+"""Most candidates in one tree: far more than a draft computes in a few passes."""
 MAX_NUMBERS = 4 * MAX_CANDIDATES
 """Most numbers remembered, or in one message: a node that is offered again has several."""
 
@@ -22,8 +22,8 @@ MAX_NUMBERS = 4 * MAX_CANDIDATES
 Reception: TypeAlias = Literal["taken", "contradicted", "stale"]
 """The fate of a candidate message.
 
-`taken`: some tokens are in the tree, or agree with what was committed meanwhile; `contradicted`: they disagree with a
-token committed meanwhile; `stale`: they follow contradicted or lost nodes, or are from another draft process.
+`taken`: some of its tokens are in the tree, or were committed meanwhile; `contradicted`: another token was committed
+meanwhile; `stale`: its tokens follow contradicted or lost nodes, or are from another draft process.
 """
 
 
@@ -74,7 +74,7 @@ class CandidateTree:
         siblings = self.children if above is None or node.position == end else above.children
         known = siblings.get(node.token_id)
         if known is not None:
-            known.number = max(known.number, node.number)  # one that is offered again goes by its new number from now
+            known.number = max(known.number, node.number)  # offered again under a new number
         elif len(self.nodes) >= MAX_CANDIDATES or node.position >= self._max_length:
             return "stale"
         else:
@@ -137,7 +137,7 @@ class CandidateTree:
         )
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """Keep what agrees with tokens just committed; returns whether they contradict the tree."""
+        """Keep what follows the tokens just committed; return whether they contradict the tree."""
         start, is_contradicted = self._prefix.length - len(token_ids), False
         nodes = {number: node for number, node in self.nodes.items() if node.position < start}
         for token_id in token_ids:

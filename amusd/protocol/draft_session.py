@@ -1,12 +1,12 @@
-"""The draft's state of one sequence: the committed tokens that verdicts have named, and the tree after them. Pure.
+"""The draft's state of one sequence: the committed tokens that it knows, and the tree after them. Pure.
 
 Rules, beside those of the tree (`draft_tree.py`)
-    R3  Every node is offered once, after its parent, with the prefix that the tree follows; a new epoch, which the
-        target begins after a loss, offers all again under new numbers.
-    R4  A verdict that adds nothing is ignored; one that contradicts committed tokens is refused.
+    R3  Every node is offered once, after its parent, with the hash of the committed prefix. The target begins a new
+        epoch after a loss; then all nodes are offered again under new numbers.
+    R4  A verdict that adds nothing is ignored. A verdict that contradicts committed tokens is refused.
     R5  A refused message changes nothing.
 
-`RollbackManager` takes the drafter along (`amusd/runtime/rollback.py`).
+`RollbackManager` keeps the drafter in line (`amusd/runtime/rollback.py`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class DraftSession:
         return tuple(self._prefix.token_ids)
 
     def offer(self, step_ns: int = 0) -> Candidate | None:
-        """The next message, with the time of the last step.
+        """The next message; None until `tokens_per_message` nodes are ready, or nothing more can follow.
 
-        None until `tokens_per_message` nodes are ready or nothing more can follow.
+        `step_ns`: duration of the last step.
         """
         more, nodes = self.tree.has_work, self.tree.unsent
         is_short = len(nodes) < self.opening.tokens_per_message

@@ -1,16 +1,16 @@
-"""The tree of tokens that a draft has made after the committed prefix, and the choice of nodes to compute. Pure.
+"""A draft's tree of tokens after the committed prefix, and the choice of the nodes to compute. Pure.
 
-    [0, base)      committed, as far as the draft knows; the root stands for the last of these tokens
+    [0, base)      committed, as far as the draft knows; the root is the last of these tokens
     after it       nodes, each one token
 
-A node is first a guess; once computed, it gives guesses of what follows. The likeliest guesses are computed first. With
-a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
+A node is first a guess; computing it gives guesses of the next token. The likeliest guesses are computed first. With a
+`fan_out` of 1 the tree is a chain, and its last node is the only guess.
 
 Rules
     R1  No node is more than `max_lookahead` tokens ahead of `base`, at the last position of the sequence, or beyond the
-        drafter's last position. After `max_steps` steps, if limited, no node is computed before the next verdict.
-    R2  A guess less likely than `MIN_PROBABILITY` is not made, nor any while the tree has `MAX_NODES` nodes; a verdict
-        may change that. A looked-up path is made whole.
+        drafter's last position. After `max_steps` steps (0: no limit) none is computed before the next verdict.
+    R2  No node is made that is less likely than `MIN_PROBABILITY`, or beyond `MAX_NODES`, before a verdict changes
+        that. Looked-up tokens may be less likely.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Node:
     token_id: int
     position: int
     probability: float
-    """Probability that the text goes through it, given the root."""
+    """Probability of the path from the root to it."""
     weight: float
     number: int = 0
     """Its number in messages, from 1; 0: the root, or not offered yet."""
@@ -113,7 +113,7 @@ class DraftTree:
     def value_of_next(self, num_taken: int) -> float:
         """Value of a further node for a step that has taken `num_taken` of this tree; 0: there is none.
 
-        It is the node's probability over 1 + the expected number of right tokens in the tree.
+        The node's probability, divided by 1 + the expected number of right tokens in the tree.
         """
         probability = 0.0
         if self._may_grow(self.root):
@@ -124,14 +124,14 @@ class DraftTree:
         return probability / (1.0 + self._num_ready)
 
     def take_next(self, num_taken: int) -> Node:
-        """Take the next node; only where it has a value."""
+        """Take the next node, which has a value."""
         self._num_steps += num_taken == 0
         return heapq.heappop(self._guesses)[2] if self.root.computed else self.root
 
     # How it grows
 
     def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], probs: Sequence[bytes] = ()) -> None:
-        """Record that `nodes` were computed; `found`: guesses after each. A chain may go on after its own guess.
+        """Record that `nodes` were computed; `found`: the guesses after each. A chain goes on after its own guesses.
 
         `probs`: under the ratio test, the distribution of each guess. Raises `ValueError` beyond `room`.
         """
@@ -154,7 +154,7 @@ class DraftTree:
             heapq.heapify(self._guesses)
 
     def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
-        """Guess these tokens after the root, each with probability `weight`; returns how many are new."""
+        """Guess these tokens after the root, each with probability `weight`; return how many are new."""
         node, before = self.root, self.num_nodes
         for token_id in token_ids if 0 < weight <= 1 else ():
             if not self._may_grow(node):
@@ -165,7 +165,7 @@ class DraftTree:
     # What verdicts change
 
     def advance(self, token_ids: tuple[int, ...]) -> Transition:
-        """Move the root along tokens just committed; what the tree has after the last of them stays."""
+        """Move the root along tokens just committed; what follows the last of them stays."""
         kept: list[Node] = []
         node = self.root
         while len(kept) < len(token_ids) and (child := node.child(token_ids[len(kept)])) is not None:
@@ -185,13 +185,13 @@ class DraftTree:
         self.unsent = offered + self.unsent
 
     def drop(self) -> int:
-        """Begin anew after what is committed; returns how many nodes are gone."""
+        """Begin anew after what is committed; return how many nodes are gone."""
         num_nodes = self.num_nodes
         self._go_on_from(_root(self.root.token_id, self.root.position))
         return num_nodes
 
     def _go_on_from(self, root: Node) -> None:
-        """Keep the tree below `root` alone."""
+        """Make `root` the root, and drop all that is not below it."""
         self.root = root
         root.parent, root.number = None, 0
         self._limit = min(root.position + 1 + self._opening.max_lookahead, self._end)
@@ -248,8 +248,8 @@ def _root(token_id: int, position: int) -> Node:
 def next_nodes(trees: Sequence[DraftTree], row_share: float = 0.0) -> list[tuple[Node, ...]]:
     """Choose what one step computes of each tree: the root alone, up to `rows_per_step` guesses, or nothing.
 
-    The most valuable node comes first, of whichever tree. `row_share`: cost of a further row relative to a step with
-    one; rows are added while they raise the value per time.
+    The most valuable node of all trees comes first, and nodes are added while they raise the value per time.
+    `row_share`: cost of a further row as a share of a step with one.
     """
     taken: list[list[Node]] = [[] for _ in trees]
     waiting = [(-tree.value_of_next(0), index) for index, tree in enumerate(trees)]

@@ -1,7 +1,7 @@
-"""The closed vocabulary of messages between draft and target. Values only: frozen, no behaviour.
+"""The messages between draft and target: frozen values without behaviour.
 
-Positions are absolute, from the first prompt token. Intervals are half-open. A field's type says which values fit a
-frame (`wire.py`); `docs/protocol.md` says what messages promise. Changing one means raising `PROTOCOL_VERSION`.
+Positions count from the first prompt token; intervals are half-open. A field's type says which values fit a frame
+(`wire.py`); `docs/protocol.md` says what messages promise. Whoever changes one raises `PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Message(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TargetHello(_Message, frozen=True, tag=1):
-    """Target -> draft, first on their link: refuse early what cannot work together."""
+    """Target -> draft, first on their link, to refuse early what cannot work together."""
 
     incarnation: Positive
     """Number of the draft process, as counted by the target."""
@@ -121,9 +121,9 @@ class Open(_Message, frozen=True, tag=2):
     max_steps: Count = 0
     """Most steps after one committed prefix; 0: no limit."""
     not_over: SequenceIds = ()
-    """Numbers of all open sequences and of the next one; every other below that is over."""
+    """Numbers of all open sequences and of the next one; every other number below that is over."""
     follows: Count = 0
-    """The ended sequence whose keys, values and features may serve this one as far as both agree; 0: none."""
+    """The ended sequence whose keys, values and features may serve this one, as far as both begin alike; 0: none."""
 
 
 class Candidate(_Message, frozen=True, tag=3):
@@ -163,9 +163,9 @@ class Verdict(_Message, frozen=True, tag=4):
     incarnation: Count
     """Number of the draft process that this is addressed to."""
     epoch: Count
-    """How often candidates were lost; a new epoch has the draft offer its tree again."""
+    """How often candidates were lost; with each new epoch the draft offers its tree again."""
     start: Count
-    """Position of the first of `token_ids`: the base that the draft last showed it knows."""
+    """Position of the first of `token_ids`: the last base of the draft that the target has seen."""
     token_ids: Ids
     """Committed tokens at `[start, start + len(token_ids))`, up to the committed length."""
 
@@ -210,13 +210,13 @@ class Progress(_Message, frozen=True, tag=6):
 
 
 class Refused(_Message, frozen=True, tag=12):
-    """Draft -> target: nothing is drafted for this sequence, which the draft cannot serve or does not know."""
+    """Draft -> target: the draft cannot serve, or does not know, this sequence."""
 
     sequence_id: Count
 
 
 class Failed(_Message, frozen=True, tag=7):
-    """Draft or further rank -> target: the sender cannot go on. Never swallowed."""
+    """Draft or further rank -> target: the sender cannot go on."""
 
     kind: Text
     """Name of the error class."""

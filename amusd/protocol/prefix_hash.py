@@ -1,4 +1,4 @@
-"""A sequence's committed prefix, and its rolling 64-bit hash, by which a candidate proves which prefix it follows.
+"""A sequence's committed prefix, and the rolling 64-bit hash that says which prefix a candidate follows.
 
 The hash detects mistakes of our own; it is no defence against an adversary.
 """

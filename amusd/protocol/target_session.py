@@ -4,16 +4,16 @@
     after it                  a tree of candidates (`candidate_tree.py`)
 
 The one invariant (I6): every candidate in the tree was drafted from exactly the prefix before it here. The draft
-numbers its nodes and names each parent; 0 is the committed prefix of the message's length (its base). When tokens are
-committed, their subtree stays, and all else is gone.
+numbers its nodes and names each parent; 0 is the committed prefix that the message builds on (its base). Tokens that
+are committed keep their subtree; all else is dropped.
 
 Rules
-    T1  A node counts if its parent is in the tree, a committed token, or 0. Where its place is committed by now, it
+    T1  A node counts if its parent is in the tree, a committed token, or 0. If its position is committed by now, it
         must be the committed token; so a bonus token that agrees costs nothing.
     T2  Committed nodes are remembered by number until the draft builds on a longer prefix.
     T3  The candidates at hand are the path of the likeliest children, the first among equals. A pass over several paths
         takes the likeliest nodes instead.
-    T4  Numbers follow each other. A gap is a lost message: a new epoch begins, and the next verdict has the draft offer
+    T4  Numbers have no gaps. A gap is a lost message: a new epoch begins, and with the next verdict the draft offers
         its tree again.
     T5  `attach` begins with a new draft process; nodes of any other incarnation are stale.
     T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
@@ -106,10 +106,7 @@ class TargetSession:
 
     @property
     def draft_restarting(self) -> bool:
-        """Whether the draft starts anew after the committed prefix.
-
-        A chain does after it was contradicted or had ended, a tree when nothing was prepared.
-        """
+        """Whether the draft starts anew: its chain was contradicted or had ended, or its tree is empty."""
         if self._is_chain:
             return self._contradicted or not self._draft_more
         return not self._tree.children
@@ -117,7 +114,7 @@ class TargetSession:
     # The draft's side
 
     def attach(self, incarnation: int) -> None:
-        """Begin with a draft of this (positive) incarnation; what an earlier one sent is void."""
+        """Begin with a draft of this incarnation (from 1); what an earlier one sent is stale."""
         if incarnation <= self._incarnation:
             raise PeerProtocolError(f"incarnation {incarnation} follows {self._incarnation}: must rise")
         self.detach()
@@ -163,8 +160,8 @@ class TargetSession:
     ) -> Block:
         """Start a verification of at most `max_candidates` candidates one after another (0 is always possible).
 
-        At most `remaining` - 1, since a pass commits one more token than it accepts. With several tracks the block
-        holds the `max_rows` - 1 likeliest candidates that fit, none below `min_chance`.
+        It takes at most `remaining` - 1, since a pass commits one more token than it accepts. With several tracks the
+        block holds the `max_rows` - 1 likeliest candidates that fit, none below `min_chance`.
         """
         if self._block is not None:
             raise AssertionError("a verification is already under way")
@@ -177,10 +174,9 @@ class TargetSession:
         return self._block
 
     def to_judge(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        """The block's candidates and, if it has arrived, the one after them; and what each was drawn from.
+        """The block's candidates, and the one after them if it has arrived; and what each was drawn from.
 
-        Judging that late candidate instead of taking a bonus token keeps the draft's tree alive more often, and is
-        exact.
+        Judging that late candidate instead of taking a bonus token is exact, and saves the draft's tree more often.
         """
         block = self._verifying()
         late = self._tree.likeliest_behind(block.candidates)

@@ -1,4 +1,4 @@
-"""One verification: what a target pass takes in, and its outcome."""
+"""One verification: the rows of a target pass, and its outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Block:
     last_token: int
     candidates: tuple[int, ...]
     alternatives: tuple[int, ...] = ()
-    """Further candidates: the likeliest first, and none before its parent."""
+    """Candidates on other paths, the likeliest first, and none before its parent."""
     alternative_parents: tuple[int, ...] = ()
     drawn_from: tuple[Any, ...] = ()
     """The distribution of each of `candidates`, under the ratio test."""
@@ -41,7 +41,7 @@ class Block:
         return None
 
     def path_along(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The rows, from the first on, along those of these tokens that are candidates."""
+        """The rows from the first on along these tokens, as far as they are candidates."""
         rows = [0]
         for token_id in token_ids:
             row = self.next_row(rows[-1], token_id)
@@ -61,7 +61,7 @@ class Block:
         return tuple(sources)
 
     def judged_along(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The candidates judged when these tokens were accepted: they and the likeliest ones after them."""
+        """The candidates judged when these tokens were accepted: these, and the likeliest ones after them."""
         rows = list(self.path_along(token_ids))
         while (row := self.next_row(rows[-1])) is not None:
             rows.append(row)
@@ -74,7 +74,7 @@ class PassOutcome:
 
     num_candidates: int
     num_judged: int
-    """Candidates judged on the path followed, those after a rejected one and a late one included."""
+    """Candidates judged on the path that was followed; includes those after a rejected one, and a late one."""
     num_accepted: int
     num_alternatives: int
     num_accepted_alternatives: int
@@ -89,8 +89,8 @@ class PassOutcome:
 class Tracks:
     """Tracks of the rows of a pass over several paths; filled row by row, parents first.
 
-    Rows of one position have different tracks, and no path returns to a lower track, so its rows keep their order, on
-    which their last bits depend (`amusd/models/numerics.py`).
+    Rows of one position have different tracks, and no path returns to a lower track. So the rows of a path keep their
+    order, on which their last bits depend (`amusd/models/numerics.py`).
     """
 
     def __init__(self, number: int) -> None:
@@ -111,8 +111,8 @@ class Tracks:
 def place_rows(parents: Sequence[int], num_tracks: int) -> list[tuple[int, int]]:
     """Depth and track of each row of a pass; the first has depth 0.
 
-    `parents` [rows - 1]: the row before each but the first. Raises `ValueError` for too few tracks, or a row before its
-    parent.
+    `parents` [rows - 1]: the parent of each row but the first. Raises `ValueError` for too few tracks, or a row before
+    its parent.
     """
     tracks, places = Tracks(num_tracks), [(0, 0)]
     for row, parent in enumerate(parents, start=1):

@@ -1,4 +1,4 @@
-"""Message <-> frame: the only place that knows the byte layout.
+"""Messages to frames and back: the only place that knows the byte layout.
 
 One frame per message, numbers little-endian:
 
@@ -10,10 +10,8 @@ One frame per message, numbers little-endian:
     22            the message in MessagePack: a list of its tag and its fields (`messages.py`)
     at the end 4  CRC-32 of all before it
 
-The checksum detects damage on the way. It proves nothing about the sender, so every field is checked all the same.
-
-A frame has exactly one reading and a message exactly one frame. `tests/protocol/test_wire.py` holds frames of this
-version, byte for byte.
+The checksum detects damage, and proves nothing about the sender: every field is checked all the same. A message has
+exactly one frame. `tests/protocol/test_wire.py` holds frames of this version, byte for byte.
 """
 
 from __future__ import annotations

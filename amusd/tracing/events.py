@@ -28,7 +28,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
     end_ns: int
     sequence_id: int
     reason: str = ""
-    """Why the policy waited or began this pass, or how the draft was lost."""
+    """Why the policy waited or began this pass, or why the draft was lost."""
     incarnation: int | None = None
     """`draft_back`: of the draft that has come."""
 
@@ -44,11 +44,11 @@ class Event(Struct, frozen=True, omit_defaults=True):
 
 
 class WholeSequence(Event, frozen=True, kw_only=True):
-    """`sequence`. Target: from request to last committed token. Draft: from opening to end."""
+    """`sequence`. Target: from admission to last committed token. Draft: from opening to end."""
 
     drafter: str | None
     policy: str | None = None
-    """The policy's name. This and the fields below: the target only."""
+    """This and the fields below: the target only."""
     max_lookahead: int | None = None
     num_prompt_tokens: int | None = None
     finish_reason: str | None = None
@@ -58,7 +58,7 @@ class TargetPass(Event, frozen=True, kw_only=True):
     """`target_pass`: one verification, counted as in `protocol.verification.PassOutcome`."""
 
     num_candidates: int
-    """Candidates on the one path that it was made for."""
+    """Candidates on its likeliest path."""
     num_judged: int
     num_accepted: int
     num_tokens: int
@@ -84,7 +84,7 @@ class TargetPass(Event, frozen=True, kw_only=True):
 
 
 class DraftPrefill(Event, frozen=True, kw_only=True):
-    """`draft_prefill`: opening a sequence, the prompt's forward among it."""
+    """`draft_prefill`: opening a sequence, with the prompt's forward."""
 
     num_tokens: int
     fan_out: int = 1
@@ -95,7 +95,7 @@ class DraftStep(Event, frozen=True, kw_only=True):
     """`draft_step`: one step of the drafter."""
 
     num_tokens: int
-    """Tokens proposed by a chain, nodes expanded of a tree; may be 0."""
+    """Tokens that a chain gained, or nodes computed of a tree; may be 0."""
     length: int
     """Committed tokens and nodes after it."""
 

@@ -6,7 +6,7 @@ share of verifications with candidates whose i-th candidate was accepted.
 
 Latencies in milliseconds, of tokens as they leave the target:
 
-    time_to_first_token_ms          from the request to the first committed tokens
+    time_to_first_token_ms          from the admission of the request to the first committed tokens
     time_per_output_token_ms        (end of the answer - first token) / (tokens - 1)
     median_inter_token_latency_ms   between two passes, each of which commits one token or more;
     p99_inter_token_latency_ms      None with fewer than two
@@ -43,10 +43,10 @@ class TargetCounts:
     """A target's work since its start, over all sequences."""
 
     num_passes: int = 0
-    """Each counts once, however many sequences it is over."""
+    """A pass over several sequences counts once."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    """Tokens of prompts that were not computed again."""
+    """Tokens of prompts whose keys and values were reused."""
     num_tokens: int = 0
     """Tokens of answers, end-of-sequence included."""
     num_drafts: int = 0
@@ -73,7 +73,7 @@ class GenerationMetrics(TargetCounts):
     num_prompts: int = 1
     first_token_ns: int = 0
     total_ns: int = 0
-    """From the request to the last committed token; before the first, the time of the prompt."""
+    """From the admission to the last committed token; before the first one, the time of the prompt."""
     prefill_ns: int = 0
     pass_ns: int = 0
     wait_ns: int = 0
@@ -99,7 +99,7 @@ class GenerationMetrics(TargetCounts):
         self.first_token_ns = self.total_ns = self.prefill_ns
 
     def on_pass(self, elapsed_ns: int, duration_ns: int, outcome: PassOutcome, *, is_alone: bool = False) -> None:
-        """Count a pass, whose tokens were committed `elapsed_ns` after the request.
+        """Count a pass, whose tokens were committed `elapsed_ns` after the admission.
 
         `is_alone`: the wanted draft was lost or silent.
         """
@@ -123,7 +123,7 @@ class GenerationMetrics(TargetCounts):
             self.draft = progress
 
     def on_draft_lost(self) -> None:
-        """Count a lost draft, and drop its counts, which are not complete."""
+        """Count a lost draft, and drop its incomplete counts."""
         self.num_draft_losses += 1
         self.draft = None
 
@@ -194,7 +194,7 @@ class GenerationMetrics(TargetCounts):
 
 
 def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
-    """The sum over several generations. Draft counts add up over those that have them."""
+    """The sum over several generations; without the draft's counts if they are missing where it took part."""
     whole = GenerationMetrics(num_prompts=0)
     drafts = [part.draft for part in parts if part.draft is not None]
     for f in fields(GenerationMetrics):
@@ -203,7 +203,7 @@ def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
     for part in parts:
         whole.acceptance.update(part.acceptance)
         whole.chunk_gaps_ns.extend(part.chunk_gaps_ns)
-    if drafts:
+    if drafts and all(part.draft is not None or not part.num_drafts for part in parts):
         counts = Progress.__struct_fields__[1:]
         sums = {name: sum(getattr(draft, name) for draft in drafts) for name in counts}
         whole.draft = Progress(drafts[0].sequence_id, **sums)

@@ -1,11 +1,11 @@
 """The events of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O, formatting or lock on the hot path. Names
-and fields are those of `events.py`.
+Times are nanoseconds of `Clock.now_ns`. Recording appends to a list: no I/O, formatting or lock on the hot path.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -26,11 +26,11 @@ _encoder = json.Encoder()
 class Recorder:
     """Collects the events of one worker, and is its clock.
 
-    Its sequence gives an event's run; one without a sequence belongs to the run of the event before it.
+    An event belongs to the run of its sequence; without a sequence, to the run of the event before it.
     """
 
     def __init__(self, role: str, events: str | None = None, clock: Clock = MONOTONIC) -> None:
-        """`events`: a format string for the folder of a run's events, such as `/sweep/{run}/events` (`as_format`).
+        """`events`: the folder of a run's events, such as `/sweep/{run}/events`, as `as_format` writes it.
 
         None: events go to listeners alone.
         """
@@ -71,7 +71,7 @@ class Recorder:
     @property
     def folder(self) -> Path | None:
         """Where the events of the latest run go."""
-        return None if self.events_path is None else Path(self.events_path.format(run=self._run))
+        return None if self.events_path is None else _folder_of(self.events_path, self._run)
 
     def flush(self) -> None:
         """Append what was recorded to the file of its run, one JSON object a line, and forget it.
@@ -89,7 +89,7 @@ class Recorder:
 
     def _write(self, run: int, events: list[Event]) -> None:
         assert self.events_path is not None
-        path = Path(self.events_path.format(run=run), f"{self.role}.jsonl")
+        path = _folder_of(self.events_path, run) / f"{self.role}.jsonl"
         try:
             path.parent.mkdir(exist_ok=True)
             with path.open("ab") as file:
@@ -101,5 +101,12 @@ class Recorder:
 
 
 def as_format(path: Path) -> str:
-    """The path with its braces doubled, as `str.format` reads them; `/{run}/events` may be added."""
-    return str(path).replace("{", "{{").replace("}", "}}")
+    """The path as a format string, to which `/{run}/events` may be added.
+
+    Its braces are doubled. Each of its bytes is a character, since it need not be UTF-8, as text in a message must be.
+    """
+    return os.fsencode(path).decode("latin-1").replace("{", "{{").replace("}", "}}")
+
+
+def _folder_of(text: str, run: int) -> Path:
+    return Path(os.fsdecode(text.format(run=run).encode("latin-1")))

@@ -1,4 +1,4 @@
-"""A run's events read back: those of both workers, the messages between them, and what became of each drafted token."""
+"""A run's events read back: both workers, the messages between them, and the fate of each drafted token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Timeline(NamedTuple):
 
     @property
     def has_tree(self) -> bool:
-        """Whether the draft prepared for several verdicts; for the part of one sequence."""
+        """Whether the draft of this one sequence made a tree."""
         return any(isinstance(event, DraftPrefill) and event.fan_out > 1 for event in self.draft)
 
     def by_sequence(self) -> dict[int, Timeline]:
@@ -99,9 +99,9 @@ class Timeline(NamedTuple):
 
 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
-    """The messages of one direction that arrived, in order; without what only one side recorded.
+    """The messages of one direction that arrived, in order; without those that only one side recorded.
 
-    A link keeps its order and loses whole messages: those received are those sent, in order, less the lost ones.
+    A link keeps the order and loses whole messages, so each message received is the next one sent that is equal.
     """
     flows: list[Flow] = []
     sent = [event for event in sender if isinstance(event, MessageEvent) and event.name == "send"]

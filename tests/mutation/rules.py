@@ -13,6 +13,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "if (answer := reference()) is None or answer.is_over:\n                del",
             "if (answer := reference()) is not None and answer.is_over:\n                del",
         ),
+        "nobody hears that an answer is cancelled": (
+            "        if not self.is_over:\n            self.is_over = True\n            self.on_news()",
+            "        self.is_over = True",
+        ),
         "a signal handler may use the worker amid a pass": ("            if self._in_use:", "            if False:"),
         "a fork may ask": ("if os.getpid() != self._pid:\n            raise", "if False:\n            raise"),
     },
@@ -232,6 +236,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "(outcome.num_judged - outcome.num_accepted)",
         ),
         "a draft that is too modest is corrected upwards": ("min(1.0, self._corr", "max(0.0, self._corr"),
+    },
+    ("amusd/policies/factory.py", "tests/test_engine.py"): {
+        "a reference of no model's tokens is sent": ("<= token_id < vocab_size for", "<= vocab_size for"),
+    },
+    ("amusd/policies/factory.py", "tests/policies/test_own_policy.py"): {
+        "a decision that is no number reaches other answers": ("getattr(decision, name), Real)", "0, Real)"),
     },
     ("amusd/policies/observer.py", "tests/policies/test_estimates.py"): {
         "a pause that pays does not grow": ("min(4 * self._pause_passes, LONGEST)", "self._pause_passes"),

@@ -9,7 +9,7 @@ from lines import refusal
 from oracle import always_right
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
-from amusd.config import DecodingConfig, SamplingParams
+from amusd.config import DecodingConfig, SamplingParams, plugins
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 
@@ -34,6 +34,11 @@ class Silent(ContinuousPolicy):
     __slots__ = ()
     def decide(self, view): return None
 def decides(decoding, *, can_branch): return Silent(min_candidates=0, max_wait_passes=0.0)
+from amusd.policies.base import Verify
+class Wordy(ContinuousPolicy):
+    __slots__ = ()
+    def decide(self, view): return Verify("many")
+def says(decoding, *, can_branch): return Wordy(min_candidates=0, max_wait_passes=0.0)
 """
 
 
@@ -59,6 +64,21 @@ def test_a_mistake_is_one_line(name: str, message: str, file: Path) -> None:
     assert line.startswith(f"policy={file}:{name}: {message.format(file=file)}")
 
 
+def test_a_file_that_two_settings_name_is_run_once(tmp_path: Path) -> None:
+    path = tmp_path / "both.py"
+    path.write_text("def drafter(): pass\ndef policy(): return drafter\n")
+    drafter = plugins.load_function("drafter.factory", f"{path}:drafter")
+    assert plugins.load_function("policy", f"{path}:policy")() is drafter
+
+
+def test_a_file_whose_name_begins_as_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_PACKAGE", tmp_path / "amusd")
+    path = tmp_path / "amusd_mine.py"
+    path.write_text("1 / 0")
+    message = refusal(lambda: plugins.load_function("policy", f"{path}:make"))
+    assert message == f"policy={path}:make: raises ZeroDivisionError: division by zero ({path}, line 1)"
+
+
 def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
     with pair({"oracle": oracle(60, always_right())}) as (engine, _):
         answer = engine.generate(PROMPT, params(60), decoding=decoding("asynchronous", policy=f"{file}:chain"))
@@ -77,6 +97,7 @@ def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
     [
         ("divides", "raises ZeroDivisionError: integer division or modulo by zero ({file}, line 16)"),
         ("decides", "returns None; expected amusd.policies.base.Verify or amusd.policies.base.Wait"),
+        ("says", "num_candidates=many: expected a number"),
     ],
 )
 def test_a_mistake_amid_an_answer_ends_that_answer_alone(name: str, message: str, file: Path) -> None:

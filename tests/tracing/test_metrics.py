@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -12,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tracing.runs import made
 
-from amusd.protocol.messages import Progress
-from amusd.tracing.metrics import GenerationMetrics
+from amusd.protocol.messages import Progress, TargetHello
+from amusd.protocol.wire import decode, encode
+from amusd.tracing.events import NO_SEQUENCE
+from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder, as_format
 from amusd.tracing.timeline import read_events
 
@@ -38,6 +42,12 @@ def test_figures_of_one_generation() -> None:
     assert figures["wasted_draft_fraction"] == 0.75
     assert figures["draft_idle_fraction"] == 0.5
     assert figures["target_idle_fraction"] == pytest.approx(12.5 / 130)
+
+
+def test_a_sum_has_no_counts_of_drafts_if_those_of_a_draft_are_missing() -> None:
+    plain, lost = GenerationMetrics(num_tokens=9), GenerationMetrics(num_tokens=40, num_drafts=9, num_accepted=31)
+    assert total([ONE, plain]).as_dict()["wasted_draft_fraction"] == 0.75
+    assert total([ONE, lost]).as_dict()["wasted_draft_fraction"] is None
 
 
 def test_figures_under_the_names_that_benchmark_clients_read() -> None:
@@ -72,6 +82,17 @@ def test_a_file_that_cannot_take_events_is_said_once(tmp_path: Path, caplog: pyt
             recorder.flush()
     assert not recorder.is_whole
     assert caplog.messages == [f"{tmp_path}/events/target.jsonl: cannot be written (File too large)"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its names are UTF-8")
+def test_a_folder_of_any_name_takes_events_and_fits_a_hello(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"{\xff}\xc3\xa9")
+    folder.mkdir()
+    recorder = Recorder("draft", f"{as_format(folder)}/events")
+    assert decode(encode(TargetHello(1, "", recorder.events_path), 1))[2] == TargetHello(1, "", recorder.events_path)
+    recorder.instant("target_gone", NO_SEQUENCE)
+    recorder.flush()
+    assert (recorder.folder, len(read_events(folder, "draft"))) == (folder / "events", 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans())))
