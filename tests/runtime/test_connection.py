@@ -252,7 +252,7 @@ def test_a_draft_that_cannot_be_sent_to_is_lost_for_the_reason_that_it_gave_at_l
     search: Search, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     link = search.source.links[-1]
-    link.inbox += [DraftHello(1, "", (), 7), Failed("Error", text)]
+    link.inbox += [DraftHello(1, "", (), (), 7), Failed("Error", text)]
     monkeypatch.setattr(link, "send", Mock(side_effect=PeerLostError("the peer closed the link")))
     assert not search.found.send(Shutdown())
     assert search.found.losses == [reason]
@@ -263,7 +263,7 @@ def test_a_next_draft_that_does_not_fit_the_target_is_refused_for_good(search: S
     search.lose()
     search.look("started")
     link = search.source.links[-1]
-    link.inbox.append(DraftHello(2, "a" * 64, ("test",), 7))
+    link.inbox.append(DraftHello(2, "a" * 64, ("test",), (), 7))
     assert not search.found.find_next()
     assert str(search.found.failure).startswith("the next draft is refused: drafter=test: its tokenizer differs")
     assert link.is_closed

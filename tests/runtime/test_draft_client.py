@@ -140,7 +140,7 @@ def test_a_draft_that_has_answered_is_told_the_verdict_alone() -> None:
     assert len(target.link.messages(Verdict)) > 2
 
 
-@pytest.mark.parametrize("nonsense", [DraftHello(1, "", (), 7), chain(1, PROMPT, (VOCAB_SIZE,))])
+@pytest.mark.parametrize("nonsense", [DraftHello(1, "", (), (), 7), chain(1, PROMPT, (VOCAB_SIZE,))])
 def test_a_draft_that_talks_nonsense_is_lost(nonsense: Message) -> None:
     target = Target()
     target.open()
