@@ -80,13 +80,13 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
 
     Raises `ConfigError` as `load_prompts` and `AnswersFile.rest`.
     """
-    if command != "generate":
-        return load_prompts(config.workload)
-    if config.out is not None:
+    if command == "generate" and config.out is not None:
         return AnswersFile(config).rest(load_prompts(config.workload, sys.maxsize))
     if config.prompt is not None:
         return [user_prompt(config.prompt)]
-    return load_prompts(dataclasses.replace(config.workload, num_prompts=1))
+    if command == "generate":
+        return load_prompts(dataclasses.replace(config.workload, num_prompts=1))
+    return load_prompts(config.workload)
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:

@@ -130,4 +130,5 @@ def test_files_that_cannot_be_read_again_are_refused() -> None:
 def test_an_answer_needs_one_prompt_and_the_typed_one_comes_first(tmp_path: Path) -> None:
     path = write(tmp_path / "prompts.jsonl", {"prompt": "a"}, {"bad": "line"})
     assert [prompt.text for prompt in prompts_of("generate", asked(path, num_prompts=9))] == ["a"]
-    assert [prompt.text for prompt in prompts_of("generate", RunConfig(prompt="typed"))] == ["typed"]
+    for command in ("generate", "compare"):
+        assert [prompt.text for prompt in prompts_of(command, RunConfig(prompt="typed"))] == ["typed"]

@@ -21,7 +21,7 @@ class RunConfig(DecodingConfig, EngineKeys):
     """Everything that a command line can set. The keys of a schedule and of an engine are at the top level."""
 
     prompt: str | None = None
-    """`generate`: the user's message; None: the first prompt of the workload."""
+    """The user's message; None: the workload's prompts, for `generate` the first."""
     out: str | None = None
     """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file of JSON lines, and
     go on with it if it exists.
