@@ -74,7 +74,7 @@ class Answer:
     is_queued: bool = False
     is_over: bool = False
     all_tokens_at: float | None = None
-    """When its last token came (`time.perf_counter`); only the draft's counts may follow."""
+    """`time.perf_counter` at its last token; only the draft's counts may come later."""
 
     def __iter__(self) -> Self:
         return self
@@ -168,7 +168,7 @@ class Answer:
 class Scheduler:
     """Admits queued answers in order, as many at a time as the worker has room for.
 
-    A waiting thread computes the next step of all, so a slow reader delays no other. Unreferenced answers are ended.
+    A thread that waits computes the next step of all answers: no reader delays another. Unreferenced answers end.
     """
 
     def __init__(self, worker: TargetWorker) -> None:
@@ -176,7 +176,7 @@ class Scheduler:
         self._lock = threading.RLock()
         """Held by the thread that computes."""
         self._in_use = False
-        """Whether that thread is inside the worker: its signal handlers get the lock, too."""
+        """True during a step: a signal handler of that thread can take the lock again."""
         self._queue: deque[weakref.ref[Answer]] = deque()
         self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._is_closed = False
@@ -225,7 +225,7 @@ class Scheduler:
                 self._step()
 
     def step(self) -> bool:
-        """Compute a step of all answers; return whether any is left. Without any, look for a lost draft's successor."""
+        """Compute a step for all answers; return whether any is left. If none is, look for the next draft."""
         with self.alone():
             self._step()
             if not self._at_work:

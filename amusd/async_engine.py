@@ -27,7 +27,7 @@ from amusd.errors import StateError
 from amusd.types import Token
 
 LOOK_SECONDS = 1.0
-"""How often a lost draft is looked for while nothing is queued."""
+"""Seconds between looks for a lost draft while idle."""
 
 
 class AsyncEngine:
@@ -128,7 +128,7 @@ class AsyncEngine:
 
 
 async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator[tuple[int, list[Token]], None]:
-    """Yield the new tokens of each answer with its index, and none at its end. Raises the error of one cut short.
+    """Yield (index, new tokens) of each answer, and (index, []) at its end. Raises a failed answer's error.
 
     `news`: the event that all were submitted with.
     """

@@ -36,8 +36,7 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class Settings:
     """A group of settings. A field's type says which values it takes; `__post_init__` refuses others.
 
-    A field also takes a mapping for a group or a list of pairs, a single value for a list of one, None for an empty
-    list, and NumPy's numbers.
+    Also taken: a mapping for a group or for pairs, one value as a list of one, None as an empty list, NumPy's numbers.
     """
 
     section = ""

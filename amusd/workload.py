@@ -44,7 +44,7 @@ class WorkloadPrompt:
     later: tuple[dict[str, str], ...] = ()
     """The user's further messages."""
     turn: int = 1
-    """Number of the message that is asked among the user's, from 1."""
+    """Which of the user's messages is asked, from 1."""
 
     @property
     def text(self) -> str:
@@ -195,7 +195,7 @@ class AnswersFile:
         self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
     def rest(self, prompts: Sequence[WorkloadPrompt]) -> list[WorkloadPrompt]:
-        """The prompts after the file's last answer; what is left of a conversation is one prompt.
+        """The prompts still to answer; the rest of a conversation counts as one.
 
         Raises `ConfigError` if the file cannot be read, or has answers of other prompts or settings.
         """

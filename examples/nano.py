@@ -16,8 +16,8 @@ decoding. Neither waits for the other, so the draft may write behind a token tha
 * A verdict is the whole committed prefix, so the newest alone is enough. Nothing is acknowledged.
 
 So every candidate is verified behind exactly the prefix that it was drafted from. The text is that of the target alone
-(`--plain`), whatever the draft does, but for ties: a pass over several tokens may round otherwise than a pass over one,
-so of two tokens whose scores differ in the last bits alone either may be chosen.
+(`--plain`), whatever the draft does, except where two tokens nearly tie: a pass over several tokens rounds otherwise
+than a pass over one, so either may be chosen.
 
     python examples/nano.py "Why is the sky blue?"                                 # with the pair that amusd brings
     python examples/nano.py --target FOLDER --draft FOLDER "Why is the sky blue?"
@@ -120,7 +120,7 @@ class Draft:
 
 
 def run_draft(link: Connection, folder: str, device: str, dtype: str) -> None:
-    """Be the draft's process until the target ends. In amusd: a draft that is lost is started again."""
+    """Run the draft until the target ends. In amusd: a draft that is lost is started again."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the target, and that the draft
     draft = Draft(Model(folder, device, dtype))
     with contextlib.suppress(EOFError, OSError):

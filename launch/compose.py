@@ -108,8 +108,8 @@ def _refusal(argument: str, text: str) -> ConfigError:
 def for_hydra(arguments: Sequence[str], *, own_config: bool = False) -> list[str]:
     """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out.
 
-    `own_config`: Hydra begins with a file of the user's. A choice beside such a file, a pair or an experiment also sets
-    the values of its own file, which hold over theirs. Raises `ConfigError` for what is no `key=value`.
+    `own_config`: Hydra begins with a file of the user's. Beside such a file, a pair or an experiment, a choice also
+    sets its own file's values, which override theirs. Raises `ConfigError` for what is no `key=value`.
     """
     typed = {argument.partition("=")[0] for argument in arguments}
     has_rival = own_config or not typed.isdisjoint(("pair", "experiment"))

@@ -70,7 +70,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check_process() -> None:
-    """Raise `ConfigError` without a working directory, or with too few open files for any command."""
+    """Raise `ConfigError` without a working directory, or if too few files may be open."""
     try:
         Path.cwd()
     except OSError:

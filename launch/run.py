@@ -237,7 +237,7 @@ def draft_address(config: EngineConfig, rendezvous: Rendezvous) -> str:
 def is_over(store: Any) -> bool:
     """Whether rank 0 is done, or the store has not answered in time.
 
-    A thread asks, since a wait for a lost machine never ends.
+    Asked in a thread, since a lost machine never answers.
     """
     answers: list[bytes] = []
 

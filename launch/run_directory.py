@@ -132,7 +132,7 @@ def summarize(folder: Path) -> dict[str, Any]:
 
 
 def summary_table(document: Mapping[str, Any]) -> str:
-    """A table with a line for each row of each job, or one that says that it has no result."""
+    """A table: a line for each row of a job, or one that says that it has none."""
     named = [
         ({"job": job["job"], **job["swept"]}, row)
         for job in document["jobs"]

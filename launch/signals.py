@@ -1,4 +1,4 @@
-"""How a process ends: after a signal within `GRACE_SECONDS`, in order if it can; and its exit code."""
+"""Ends a process within `GRACE_SECONDS` of a signal, in order if it can; gives the exit code."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
             text = config.get_text_config(decoder=True)
             most = text.num_hidden_layers - 1
             if num_layers > most:
-                raise ConfigError(f"drafter.num_layers={num_layers}: of the target's {most + 1}; allowed: 1 to {most}")
+                raise ConfigError(f"drafter.num_layers={num_layers}: the target has {most + 1}; allowed: 1 to {most}")
             text.num_hidden_layers = num_layers
             if layer_types := getattr(text, "layer_types", None):
                 with suppress(AttributeError):  # a property follows the number of layers
@@ -141,13 +141,13 @@ def is_recurrent(config: Any) -> bool:
 def position_limit(config: Any, max_model_len: int) -> int:
     """The longest sequence, up to `max_model_len`, whose keys do not depend on its length.
 
-    With `linear` and `yarn`, `max_position_embeddings` is mostly the trained length. In some configurations it is the
-    stretched one; these name the trained length, too.
+    With `linear` and `yarn`, `max_position_embeddings` is mostly the trained length; configurations with the stretched
+    length name the trained one, too.
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0
     parameters, limits = getattr(text, "rope_parameters", None) or {}, []
-    for rope in (parameters, *parameters.values()):  # those of types of layers are nested
+    for rope in (parameters, *parameters.values()):  # parameters by layer type are nested
         if not isinstance(rope, Mapping):
             continue
         kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")

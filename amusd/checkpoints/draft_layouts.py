@@ -46,7 +46,7 @@ _NESTED = ("transformer_layer_config", "eagle_config", "dflash_config")
 _INPUT_NORM_OF_KEY = dict(zip(("norm_before_fc", "fc_norm"), INPUT_NORMS, strict=True))
 _FLAGS = ("norm_before_residual", "norm_output", "sample_from_anchor", *_INPUT_NORM_OF_KEY)
 _ONLY = {"parallel_drafting": False, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
-"""Settings of which no other value is computed."""
+"""Settings with one supported value."""
 _ONLY_OF = {EAGLE: {}, EAGLE3: {"use_aux_hidden_state": True}, DFLASH: {"is_causal": False}}
 _SIZES = ("block_size", "mask_token_id", "layer_types", "sliding_window", "swa_window_size")
 _OF_TARGET = {"target_hidden_size": "hidden_size", "num_target_layers": "num_hidden_layers"}
@@ -146,7 +146,7 @@ def _check_settings(owner: str, family: str, draft: PublishedDraft) -> None:
     has = {key: any(name.startswith(prefix) for name in draft.weights) for key, prefix in _INPUT_NORM_OF_KEY.items()}
     said = {key: settings.get(key, has[key]) for key in has}
     if said != has or all(has.values()):
-        raise ConfigError(f"{owner}: says {said} of norms before fc, its file {has}; allowed: the same, and not both")
+        raise ConfigError(f"{owner}: says {said} of norms before fc, its file {has}; allowed: the same, one at most")
 
 
 def target_weight(path: str | Path, name: str) -> Tensor:

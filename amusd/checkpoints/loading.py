@@ -129,10 +129,9 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 def load_draft_model(
     config: DrafterConfig, engine: EngineConfig, device: str
 ) -> tuple[ModelRunner | BlockModel, Tokenizer | None]:
-    """The model of a drafter, for a cascade the middle one, and the tokenizer of the ids that it takes.
+    """A drafter's model (a cascade's middle one), and the tokenizer of the ids that it takes.
 
-    It is the target's tokenizer if that differs and can be read; None: random weights take any ids. Raises as
-    `load_target`.
+    That is the target's if it differs and can be read; None: random weights take any ids. Raises as `load_target`.
     """
     config = config.stages[0]
     options = _draft_options(config, engine, device)

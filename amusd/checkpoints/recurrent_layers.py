@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 _UPDATES = frozenset({"update_conv_state", "update_recurrent_state"})
 _CACHES = ("cache_params", "past_key_values")
 _SETTINGS = ("chunk_size", "time_step_limit")
-"""Attributes of layers that change what a pass of several rows computes, and not one of a single row."""
+"""Attributes of layers that change passes of several rows, but not of one."""
 _CHUNK = 16
 """Rows to which transformers' fallbacks pad a decoding pass, instead of 64 or 256."""
 

@@ -139,7 +139,7 @@ class Spelling:
     label: str
     """Its text; the name of a special or padded token; `bytes:` and the bytes of a part of a character."""
     utf8: bytes | None
-    """Its bytes, which joined are those of the text; None for a special or padded token."""
+    """Its bytes; joined, they are the text's. None for a special or padded token."""
     num_characters: int
     """Characters that it adds: 0 while a character is incomplete."""
 

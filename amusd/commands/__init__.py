@@ -19,7 +19,7 @@ class Command(NamedTuple):
     computes: bool = True
     """Whether it computes passes."""
     has_result: bool = True
-    """Whether it ends with a result. Only then can it be swept, and are its events kept."""
+    """Whether it ends with a result, without which it has no sweeps and keeps no events."""
     has_folder: bool = True
     """Whether it leaves a run directory."""
     needs_prompts: bool = False

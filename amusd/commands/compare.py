@@ -33,7 +33,7 @@ from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers of a load for each place in the batch. Places are empty at its end, which counts less in a longer load."""
+"""Answers per place of the batch in a load. At a load's end places run empty: a longer load hides that."""
 LOOK_SECONDS = 0.1
 
 
@@ -261,7 +261,7 @@ def speedup(plain: Generation, answer: Generation) -> float:
 
 
 def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float | None:
-    """Logit of the expected token minus that of the found one where they differ; None if one begins the other."""
+    """Logit of the expected token minus the found one's where they differ; None if one text is a prefix."""
     place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
         return None

@@ -38,7 +38,7 @@ class Contestant:
 def contestants_of(config: RunConfig) -> list[Contestant]:
     """For each batch size plain decoding, then each drafter's synchronous lengths and asynchronous policies.
 
-    Plain decoding of one answer at a time comes first. A `mode` other than asynchronous leaves the others out.
+    Plain decoding of one answer at a time comes first. `synchronous` drops policies, `autoregressive` all.
     """
     decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
     plain = replace(decoding, mode="autoregressive")

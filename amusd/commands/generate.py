@@ -66,7 +66,7 @@ def _show(job: Job, engine: Engine, answer: Answer) -> None:
 
 
 def generate_file(job: Job, engine: Engine) -> Done:
-    """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
+    """Answer the rest of a file of prompts. `out` gets each answer as soon as it has all earlier ones."""
     config, max_num_seqs, begin = job.config, engine.worker.max_num_seqs, time.perf_counter()
     out, asker = AnswersFile(config), Asker(engine, config)
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}

@@ -31,7 +31,7 @@ FATES: dict[Fate, tuple[str, str]] = {
 }
 EDGES: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
 STYLE: dict[Any, Any] = {"font.size": 9.5, "legend.frameon": False, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
-"""Makes the same file of the same data."""
+"""With it equal data give equal files."""
 NUM_PASSES = 14
 
 

@@ -20,9 +20,9 @@ TIE = 0.02
 """A difference in speed below this counts as none."""
 LEGEND_WIDTH = 118
 _IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
-"""Columns hidden unless answers are made several at a time."""
+"""Columns shown only in batches."""
 _ALONE = ("target_idle_fraction", "draft_idle_fraction")
-"""Columns hidden if they are."""
+"""Columns hidden in batches."""
 OF_CATEGORIES = ("mean_acceptance_length", "tokens_per_second", "speedup_vs_autoregressive")
 """Figures that a row also has for each category of prompts."""
 

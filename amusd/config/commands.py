@@ -69,7 +69,7 @@ class ServeConfig(Settings):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0: any free port, which the line with the address names."""
     api_key: Text | None = None
-    """Clients must send it as `Authorization: Bearer ...`; None: nothing.
+    """Clients must send it as `Authorization: Bearer ...`; None: no key.
 
     The environment variable AMUSD_API_KEY keeps it out of the list of processes.
     """
@@ -118,7 +118,7 @@ class SimulateConfig(Settings):
     further node of a draft step costs as calibrated, else 0.06 times the draft's time for one token.
     """
     num_tokens: Count = 256
-    """Tokens of each answer: four, or one for each place of the batch. A calibrated replay has the run's own."""
+    """Tokens of an answer; there are four, or one for each place of the batch. A replay has the run's own."""
     synchronous_lengths: _Counts = (1, 2, 3, 4, 5, 6, 7)
     """Values of num_speculative_tokens to try for synchronous decoding."""
     min_candidates: Annotated[tuple[CountFromZero, ...], Meta(min_length=1)] = (0, 1, 2, 3, 4, 5)

@@ -81,8 +81,8 @@ class DrafterConfig(Settings):
     `dflash`), or what judges the tokens of `inner` (`cascade`; None: the embedded draft).
     """
     dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
-    """`auto`: `int8` for `embedded` and drafters that read states, where the CPU multiplies it fast, else bfloat16, or
-    what is faster where the device lacks it.
+    """`auto`: `int8` for `embedded` and drafters that read states, on CPUs that multiply it fast; else bfloat16, or
+    float16 or float32 without it.
     """
     num_layers: Count | None = None
     """`self`: how many of the target's first layers draft, with its norm and head; None: a quarter."""
@@ -92,7 +92,7 @@ class DrafterConfig(Settings):
     With 0 `embedded` and `eagle` look nothing up, not even for trees.
     """
     shape: ModelShape | None = None
-    """`synthetic`: model whose step it costs; None: one smaller than a synthetic target, else `embedded`."""
+    """`synthetic`: model whose steps it takes; None: one size below a synthetic target, else `embedded`."""
     accept: Share = 0.8
     """`synthetic`: probability that a candidate is right; exact with `verify_width=fixed`."""
     remember: Annotated[int, Meta(ge=0, le=MAX_REMEMBERED)] = 0
@@ -191,7 +191,7 @@ class HardwareConfig(Settings):
     Empty: a GPU each, the target's first; with too few GPUs they share; without any the CPU.
     """
     pin_cores: bool = True
-    """On CPUs: give each worker its own core, if there are two."""
+    """On CPUs: give each rank cores of its own, `num_threads` each, if there are enough."""
     num_threads: Count = 1
     cuda_graphs: bool = True
     """On GPUs: replay captured passes instead of launching each operator anew."""
@@ -218,7 +218,7 @@ class EngineKeys(Settings):
     prefix_caching: bool = True
     """A prompt that begins like one answered before computes only the rest; `compare` always computes all."""
     prefix_states_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 1024
-    """Recurrent layers: memory of a model for states at the ends of prompts and of their chunks."""
+    """Recurrent layers: MB for a model's states at the ends of prompts and of chunks."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: Count = 1

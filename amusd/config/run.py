@@ -40,7 +40,7 @@ class RunConfig(DecodingConfig, EngineKeys):
     delay_ms: Amount | None = None
     """`simulate`: time of a message, one way; None: as calibrated, else 0."""
     calibration: str | None = None
-    """`simulate`: a run directory, whose times and outcomes hold where none are given."""
+    """`simulate`: a run directory, for times and outcomes that are not given."""
     max_verify_width: Length | None = None
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
     drafter: DrafterConfig = field(default_factory=DrafterConfig)

@@ -94,7 +94,7 @@ class Drafter:
         """Set the target's text of the next sequence, prompt included, for a synthetic draft."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`, one at least. What is kept of a sequence that begins alike may serve."""
+        """Start from `token_ids`, one at least. State kept from the last sequence may be reused."""
         self.committed, self.capacity, self.fan_out = list(token_ids), capacity, fan_out
 
     def foresee(self, path: Sequence[int]) -> None:

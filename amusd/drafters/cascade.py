@@ -63,7 +63,7 @@ class CascadeDrafter(Drafter):
         proposed = [[token_id for ((token_id, _),) in guesses] for guesses in found]
         batch = []
         for drafter, part, candidates in zip(drafters, parts, proposed, strict=True):
-            drafter.inner.take_draft_probs()  # the model's rows count, not what candidates were drawn from
+            drafter.inner.take_draft_probs()  # dropped: the model's distributions count, not these
             drafter.text.go_to(part)
             batch.append(drafter.text.rows(candidates))
         chosen: list[Sequence[Guesses]] = []
@@ -75,7 +75,7 @@ class CascadeDrafter(Drafter):
         return chosen
 
     def inner_part(self, part: Expansion) -> Expansion:
-        """The inner drafter's part of a step. The pass makes one token more than it asks for."""
+        """The inner drafter's part of a step: one token fewer than the pass makes."""
         length = self.length + len(part.path)
         most = min(part.room, self.model.numerics.max_rows(length - 1)) - 1
         number = max(0, min(NUM_INNER_TOKENS, most, self.inner.capacity - length))

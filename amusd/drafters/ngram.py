@@ -2,8 +2,8 @@
 
 Earlier answers are searched as well, if asked. The longest match is the best, and of equally long ones the latest.
 
-In a mixture, q is the small model's probability of a token. If the token has followed the last n tokens before, its
-weight is the greater of q and exp(bias) q^slope. `WEIGHTS` has the bias and the slope for each n.
+In a mixture, q is the small model's probability of a token. If it followed the last n tokens earlier, its weight is the
+greater of q and exp(bias) q^slope. `WEIGHTS` has the bias and the slope for each n.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
@@ -30,7 +30,7 @@ Fitted to the embedded pair (`experiments/embedded_draft/README.md`). The last o
 lacks.
 """
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
-"""`CHANCES[n]`: how often the token after a match of n tokens (the last: n or more) comes again; embedded target."""
+"""`CHANCES[n]`: chance that the token after a match of n tokens (last: n or more) follows again; embedded target."""
 MAX_CONTINUATIONS = 3
 LOOKUP_TOKENS = 8
 """Most tokens of a path that a tree looks up."""
@@ -41,7 +41,7 @@ _MIXED_LENGTHS = (1, 2)
 
 
 class SuffixIndex:
-    """Places of a text by the last n tokens before them, for a few n."""
+    """Index of a text: from n tokens to the places after them."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.token_ids: list[int] = []
@@ -60,7 +60,7 @@ class SuffixIndex:
     def matches(self, context: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
         """Earlier places with the last tokens of `context`, for suffixes of these `lengths`.
 
-        Returns how many tokens agree there, at most all of `context`, and where they end; the best first.
+        Returns pairs of how many tokens agree, at most all of `context`, and where they end; best first.
         """
         places: set[int] = set()
         for length in lengths:
@@ -195,7 +195,7 @@ class NgramDrafter(Drafter):
 
 
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
-    """The chance of each of `continuations`: its share of what those before it left, halved each time."""
+    """Each continuation's chance: `CHANCES` of what is left, halved for each one before it."""
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:
         share = rest * weight * CHANCES[min(agreement, len(CHANCES) - 1)]

@@ -109,7 +109,7 @@ class TreeSlots:
         slots = [self._free.pop() for _ in positions]
         tokens = [self._committed[position] for position in positions]
         rows = self._rows(tokens, [slots[: row + 1] for row in range(len(slots))], behind)
-        self._append_to_prefix(slots)  # after what `rows` have of it
+        self._append_to_prefix(slots)  # now: `rows` end before it
         return rows
 
     def _rows(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]) -> Rows:

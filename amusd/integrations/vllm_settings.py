@@ -83,7 +83,7 @@ class ProposerConfig(Settings):
     def _gpu_beside(self, parallel: Any) -> str:
         """The first visible GPU that no rank of vLLM has. Raises `ConfigError` where none is known to be free."""
         visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count_gpus())))).split(",")
-        # The engine of a data-parallel rank knows of the others only how many there may be.
+        # A data-parallel rank's engine knows only the greatest number of the others.
         num_ranks = parallel.local_world_size * (parallel.elastic_ep_max_dp_size or parallel.data_parallel_size)
         taken = [*map(str, parallel.assigned_physical_gpu_ids or visible[:num_ranks])]
         free = [f"cuda:{index}" for index, name in enumerate(visible) if name not in taken]

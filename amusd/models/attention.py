@@ -24,7 +24,7 @@ class Window:
 
     size: int
     is_chunk: bool = False
-    """True: the text is cut into chunks of `size` positions, and a row sees its own. False: the last `size` ones."""
+    """True: a row sees its own chunk of `size` positions. False: the last `size` positions."""
 
     def __getitem__(self, _rows: object) -> Window:
         """Itself, since transformers slices its masks."""
@@ -62,7 +62,7 @@ Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
 """Computes, for the rows of one pass, attention over the slots that each sees: [rows, heads, dim], the keys' dtype."""
 
 attention_of_pass: ContextVar[Attention] = ContextVar("attention_of_pass")
-"""The attention of the running pass, which `attend` reads: some models of transformers pass it no arguments."""
+"""Attention of the running pass, for `attend`, to which some models of transformers pass no arguments."""
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class KVMemory:
         return self._tensor(_FEATURES, 1, width, device)[0]
 
     def write_features(self, rows: Tensor) -> None:
-        """Write the first of [rows, width] at the slots of the pass."""
+        """Write [rows, width] at the pass's slots, but for padding."""
         self._write(_FEATURES, rows.unsqueeze(0))
 
     def _write(self, part: tuple[int, str], states: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class KVCache:
             self.history.truncate(length)
 
     def go_back(self) -> list[int]:
-        """Go back to the newest state of recurrent layers; returns the tokens from there on."""
+        """Truncate to the newest state of recurrent layers; returns the tokens after it."""
         if self.history is None:
             return []
         place = self.history.newest(self.length)

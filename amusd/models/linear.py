@@ -191,7 +191,7 @@ def _scaled_by_output(weight: Tensor) -> Tensor:
 
 @cache
 def _num_even_rows(least: int) -> int:
-    """Rows, `least` or more, that give equal results for equal rows. Raises `ConfigError` where there are none."""
+    """Least number of rows from `least` on at which equal rows give equal results. Raises `ConfigError`."""
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
     weight = torch.ops.quantized.linear_prepack_fp16(weight, None)

@@ -36,9 +36,8 @@ class Network(ABC):
     is_recurrent: bool = False
     """Layers keep states that cannot be cut back: `KVMemory.state_parts` has those of a pass."""
     attention_shape: tuple[int, int, int] | None = None
-    """Query heads, key heads and their size. None: some width is no multiple of the CPU's vector.
-
-    Its rest may then be computed by other instructions.
+    """Query heads, key heads, head size. None: a width is no multiple of the CPU's vector, so other instructions may
+    compute its rest.
     """
 
     @abstractmethod

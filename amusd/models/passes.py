@@ -93,7 +93,7 @@ class Rows:
     num_final: int = 1
     """Leading rows that no rollback drops. Negative: the last `-num_final` tokens before them may be dropped, too."""
     paths: Paths | None = None
-    """The caller's slots of a tree. The model adds those of `parents`. None: a chain."""
+    """Slots of a tree (the caller's) or of `parents` (the model's). None: a chain."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):

@@ -24,7 +24,7 @@ BLOCK = 64
 SPLIT = 4 * BLOCK
 """Positions summed apart until the end, so that many multiprocessors share a long context."""
 NUM_NEAR = 16
-"""First splits of one block each, so that short contexts occupy many multiprocessors, too."""
+"""Number of first splits of one block: short contexts occupy many multiprocessors, too."""
 
 
 def num_splits(num_positions: int) -> int:

@@ -1,6 +1,7 @@
 """The interface between the target worker and a schedule.
 
-A policy never sees a token, so whether a candidate is verified cannot depend on its value, as exactness demands.
+A policy never sees a token. Of a chain it sees no weights either, as the ratio test demands: whether a candidate is
+verified does not depend on its value.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TargetView:
     """Tokens that a pass gains by one more candidate at its beginning."""
     row_seconds: float = 0.0
     drafting_pays: bool = True
-    """False in a pause, in which plain decoding is tried or was found faster."""
+    """False in a pause: plain decoding is tried, or was faster."""
     plain_tokens_per_second: float = 0.0
     """Tokens per second of plain decoding; before it was tried, an upper bound."""
 

@@ -39,7 +39,7 @@ FORGETTING = 0.98
 PRIOR_WAITS = 0.3
 """Weight of the draft's own step times, in candidates: keeps the estimate finite while no candidate comes."""
 LONGEST_WAIT = 3.0
-"""A wait ends, and counts, at this many usual waits, so that one stall of the machine does not end all waiting.
+"""Longest wait, also as counted, in usual waits: one stall of the machine must not end all waiting.
 
 The usual wait is the mean weighted by length.
 """
@@ -87,7 +87,7 @@ OUTCOME_MEMORY = 0.5 ** (1 / 64)
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
 """The assumed acceptance, and its weight in tested candidates."""
 STEP_DONE = 0.5
-"""Average part of the draft's step that is done when the target could begin a pass."""
+"""Average share of the draft's step done when the target could begin a pass."""
 
 
 class Estimates:

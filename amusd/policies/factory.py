@@ -121,7 +121,7 @@ def choose_policy(
 def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
     """Raise `ConfigError` for a missing reference, or for a token in it or in `logit_bias` that the model lacks."""
     if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
-        needed = "the answer of plain decoding (`reference`), which sampling.acceptance=rejection leaves to chance"
+        needed = "`reference`, plain decoding's answer, which sampling.acceptance=rejection does not fix"
         raise ConfigError(f"drafter=synthetic: has to be told {needed}")
     if not all(0 <= token_id < vocab_size for token_id in reference):
         raise ConfigError(f"reference: token ids must be in [0, {vocab_size})")

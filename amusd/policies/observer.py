@@ -30,9 +30,8 @@ class DraftingSwitch:
     Drafting shares memory, power or a host with the target and widens passes, which costs time if the draft is hardly
     ever right. In a pause the target decodes alone and sends no verdicts.
 
-    A short first pause is tried early, unless drafting yields `MOST_SLOWDOWN` tokens in the time of the quickest pass.
-    Later ones are tried if drafting yields less than plain decoding did, or less than one token in that time. Each
-    pause ends, because text changes.
+    A short first pause comes early, unless drafting yields `MOST_SLOWDOWN` tokens per quickest pass. Later ones come if
+    it yields less than plain decoding did, or than one token per quickest pass. Each pause ends, because text changes.
     """
 
     def __init__(self) -> None:
@@ -124,7 +123,7 @@ class Observer:
         """Seconds waited without a new candidate, and the number of candidates at hand."""
         self._verdict_sent = True
         self._silent_at: int | None = None
-        """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
+        """Number of candidates after a vain wait: no wait until there are more. None: waits are allowed."""
 
     @property
     def _switch(self) -> DraftingSwitch:
@@ -135,7 +134,7 @@ class Observer:
         self._silent_at = 0
 
     def exclude(self, ns: int) -> None:
-        """Leave out the time of another sequence's prompt."""
+        """Leave out time in which this sequence was not at work."""
         if self._last_end_ns is not None:
             self._last_end_ns += ns
 

@@ -64,8 +64,8 @@ class WindowedPolicy(Policy):
 class ContinuousPolicy(Policy):
     """The draft runs ahead without a stop, and the target verifies what has arrived of the chain or tree.
 
-    With fewer than `min_candidates` the target waits for the rest, for at most `max_wait_passes`; after a restart of
-    the draft, or in each pass with `always_waits`.
+    After a restart of the draft, or always with `always_waits`, the target waits for `min_candidates`, for
+    `max_wait_passes` passes at most.
 
     References: AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the
     wait); SSD / Saguaro, https://arxiv.org/abs/2603.03251 (continuations for the likely verdicts); EAGLE-2,
@@ -96,8 +96,8 @@ class AutoPolicy(Policy):
     It waits for one more candidate if the gain exceeds the loss, both in tokens; for several sequences, in sum.
 
         gain    the chance that the candidate and all before it are accepted
-        loss    the tokens that could be committed in the time of the wait and of the candidate's row, and the part of
-                the draft's step that is already done, which would serve the next pass if this one began now
+        loss    the tokens that could be committed in the time of the wait and of the candidate's row, and those that
+                the draft's begun step would give the next pass if this one began now
 
     A wait is at most three times as long as usual. After one in vain, it waits no more until a candidate has come.
     """

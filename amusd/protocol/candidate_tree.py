@@ -23,7 +23,7 @@ Reception: TypeAlias = Literal["taken", "contradicted", "stale"]
 """The fate of a candidate message.
 
 `taken`: some of its tokens are in the tree, or were committed meanwhile; `contradicted`: another token was committed
-meanwhile; `stale`: its tokens follow contradicted or lost nodes, or are from another draft process.
+meanwhile; `stale`: its tokens follow contradicted or lost nodes, exceed a limit, or are from another draft process.
 """
 
 
@@ -102,7 +102,7 @@ class CandidateTree:
         return max(children.values(), key=_weight, default=None)
 
     def block(self, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
-        """The last committed token with the `number` likeliest candidates, down to `depth`, that have a track."""
+        """The last committed token and the `number` likeliest candidates within `depth` that get a track."""
         guesses: list[tuple[float, int, CandidateNode, int]] = []  # a heap, the likeliest first
         order, start = count(), self._prefix.length - 1
 

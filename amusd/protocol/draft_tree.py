@@ -9,8 +9,8 @@ A node is first a guess; computing it gives guesses of the next token. The likel
 Rules
     R1  No node is more than `max_lookahead` tokens ahead of `base`, at the last position of the sequence, or beyond the
         drafter's last position. After `max_steps` steps (0: no limit) none is computed before the next verdict.
-    R2  No node is made that is less likely than `MIN_PROBABILITY`, or beyond `MAX_NODES`, before a verdict changes
-        that. Looked-up tokens may be less likely.
+    R2  Guesses below `MIN_PROBABILITY`, or beyond `MAX_NODES`, stay unmade until a verdict raises them. Looked-up
+        tokens may be less likely.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import count
 from amusd.protocol.messages import Open
 
 MIN_PROBABILITY = 0.005
-"""Below this a prepared token is not worth its cost."""
+"""Least probability of a path that gets a node."""
 MAX_NODES = 256
 """Most nodes of a tree that is no chain."""
 

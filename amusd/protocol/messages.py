@@ -121,7 +121,7 @@ class Open(_Message, frozen=True, tag=2):
     max_steps: Count = 0
     """Most steps after one committed prefix; 0: no limit."""
     not_over: SequenceIds = ()
-    """Numbers of all open sequences and of the next one; every other number below that is over."""
+    """Numbers of the open sequences and the next one; all others below the latter are over."""
     follows: Count = 0
     """The ended sequence whose keys, values and features may serve this one, as far as both begin alike; 0: none."""
 

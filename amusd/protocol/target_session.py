@@ -3,9 +3,9 @@
     [0, committed_length)     committed, final
     after it                  a tree of candidates (`candidate_tree.py`)
 
-The one invariant (I6): every candidate in the tree was drafted from exactly the prefix before it here. The draft
-numbers its nodes and names each parent; 0 is the committed prefix that the message builds on (its base). Tokens that
-are committed keep their subtree; all else is dropped.
+The invariant (I6 of docs/protocol.md): every candidate in the tree was drafted from exactly the prefix before it here.
+The draft numbers its nodes and names each parent; 0 is the committed prefix that the message builds on (its base).
+Tokens that are committed keep their subtree; all else is dropped.
 
 Rules
     T1  A node counts if its parent is in the tree, a committed token, or 0. If its position is committed by now, it
@@ -131,7 +131,7 @@ class TargetSession:
         self._tree = CandidateTree(self._prefix, self.max_length)
 
     def receive(self, candidate: Candidate, draft_probs: Sequence[Any] = ()) -> Reception:
-        """Take in candidates; `draft_probs`: theirs, unpacked. Raises `PeerProtocolError` for impossible ones."""
+        """Take in candidates; `draft_probs`: unpacked ones. Raises `PeerProtocolError` for impossible ones."""
         addressed = candidate.sequence_id == self.sequence_id and candidate.incarnation == self._incarnation
         if not (addressed and self.attached):
             return "stale"
@@ -158,10 +158,10 @@ class TargetSession:
     def begin(
         self, max_candidates: int, *, num_tracks: int = 1, max_rows: int | None = None, min_chance: float = 0.0
     ) -> Block:
-        """Start a verification of at most `max_candidates` candidates one after another (0 is always possible).
+        """Start a verification of a path of at most `max_candidates` candidates; 0 is always allowed.
 
-        It takes at most `remaining` - 1, since a pass commits one more token than it accepts. With several tracks the
-        block holds the `max_rows` - 1 likeliest candidates that fit, none below `min_chance`.
+        At most `remaining` - 1 fit, as a pass commits one token more than it accepts. With several tracks the block has
+        the `max_rows` - 1 likeliest candidates, each of at least `min_chance`.
         """
         if self._block is not None:
             raise AssertionError("a verification is already under way")
@@ -174,7 +174,7 @@ class TargetSession:
         return self._block
 
     def to_judge(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        """The block's candidates, and the one after them if it has arrived; and what each was drawn from.
+        """The candidates to judge, a late one included, and the distribution of each.
 
         Judging that late candidate instead of taking a bonus token is exact, and saves the draft's tree more often.
         """

@@ -74,7 +74,7 @@ class PassOutcome:
 
     num_candidates: int
     num_judged: int
-    """Candidates judged on the path that was followed; includes those after a rejected one, and a late one."""
+    """Candidates on the path that was followed, those after a rejected one and a late one included."""
     num_accepted: int
     num_alternatives: int
     num_accepted_alternatives: int

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PROMPT_LENGTH = 70
 """More than one block of `attend_rows`."""
 _LEAST_LIMIT, _LIMIT_IN_EPSILONS = 0.01, 32
-"""Largest difference: 0.25 in bfloat16, where rounding makes 0.015 (random weights) to 0.05, defects 0.3 and more."""
+"""Largest accepted difference: 0.25 in bfloat16; rounding gives 0.015 to 0.05, defects 0.3 and more."""
 
 
 def find_way(model: ModelRunner, cache: KVCache) -> str:

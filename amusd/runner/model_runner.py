@@ -98,7 +98,7 @@ class ModelRunner:
         return caches
 
     def cache_bytes(self, number: int) -> int:
-        """Memory of this many caches of `max_length`. Computes a pass, since only that knows the shapes."""
+        """Bytes of `number` caches of `max_length`. Computes a pass, which alone shows the shapes."""
         cache = self.new_cache(1)
         self.prefill((0,), cache)
         states = 0 if cache.history is None else 2 * cache.history.state_bytes
@@ -165,8 +165,8 @@ class ModelRunner:
             self.ranks.announce(work, None if sampler is None else sampler.level)
             return self._compute(work, batch, sampler)
         except BaseException as error:
-            if self.ranks.rank == 0 and not isinstance(error, PeerError):  # else the ranks know that they are apart
-                self.ranks.abort()  # what the others still exchange would meet the next pass
+            if self.ranks.rank == 0 and not isinstance(error, PeerError):  # after a `PeerError` the ranks know
+                self.ranks.abort()  # pending exchanges would mix with the next pass
             raise
 
     def _compute(self, work: Command, batch: Sequence[Rows], sampler: RowSampler | None) -> list[ModelOutput]:

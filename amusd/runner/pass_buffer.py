@@ -171,7 +171,7 @@ class PassInputs:
     def _write_paths(self, index: int, first: int, rows: Rows) -> int:
         """Write a sequence's paths, and the path of its rows from `first` on; returns the number of paths.
 
-        A row shares its path with a parent that no other row has taken.
+        A row continues its parent's path, unless another row has.
         """
         assert rows.paths is not None
         path_of: dict[tuple[int, ...], int] = {}
@@ -188,8 +188,8 @@ class PassInputs:
     def _write_table(self, cache: KVCache, slots: npt.NDArray[np.int64], *, is_own: bool) -> None:
         """Have a cache's part of the table begin with `slots`.
 
-        `is_own`: they are the cache's own, of which the table has `num_in_table`. What is written is noted first, and
-        counted last, so that a pass after an interrupt sends it.
+        `is_own`: they are `cache.slots`, of which the table has `num_in_table`. Changes are noted before they are
+        written and counted after, so that an interrupt loses none.
         """
         start = cache.num_in_table if is_own else 0
         cache.num_in_table = 0

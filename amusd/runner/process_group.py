@@ -50,7 +50,7 @@ _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, w
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
 """Longest wait for an abort, since NCCL waits for graphs to be destroyed."""
-_BEGUN_SECONDS = 0.1  # for an exchange that began before the loss was known to reach the device
+_BEGUN_SECONDS = 0.1  # in which an exchange that has begun reaches the device
 _NCCL_HINT = "NCCL_DEBUG=INFO says more; try NCCL_P2P_DISABLE=1, or name the network in NCCL_SOCKET_IFNAME"
 
 

@@ -40,7 +40,7 @@ class RowCounts:
         self.quickest = functools.cache(self._find_quickest)
 
     def up_to(self, rows: int) -> list[int]:
-        """The agreeing numbers, up to the first that holds `rows`."""
+        """Agreeing row counts, up to the first of at least `rows`."""
         found = []
         for number in self._candidates:
             if self._agrees(number):

@@ -47,8 +47,8 @@ class Offer(NamedTuple):
 def prepare(config: EngineConfig) -> Offer | None:
     """Load what forked draft processes share; None if each process has to load for itself.
 
-    It has to on a GPU, whose context does not survive a fork, with an inner drafter on another device, and after an
-    error, which it reports.
+    It has to on a GPU (no context survives a fork), outside Linux, with an inner drafter on another device, and after
+    an error.
     """
     has_others = any(drafter.inner_device is not None for drafter in config.drafters)
     if device_of(config, "draft") != "cpu" or has_others or not sys.platform.startswith("linux"):
@@ -89,7 +89,7 @@ class DraftServer:
     config: EngineConfig
     address: str
     is_own: bool
-    """Whether its target has started it: it serves one session, and the target reports its failures."""
+    """Whether it belongs to one run: it serves one session, and that target reports its failures."""
     last_code: int | None = None
     """Exit code of the draft before, if there was one."""
     recorder: Recorder = field(default_factory=partial(Recorder, "draft"))

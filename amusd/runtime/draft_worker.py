@@ -215,7 +215,7 @@ class DraftWorker:
         said = frozenset(message.not_over)
         earlier, later = sorted((self._not_over, said), key=lambda numbers: max(numbers, default=0))
         begun = max(earlier, default=0)
-        # what could be named by both is open only if both name it
+        # a number that both cover is open only if both have it
         self._not_over = frozenset(number for number in later if number >= begun or number in earlier)
         for number, sequence in tuple(self._sequences.items()):
             if number != message.sequence_id and self._is_over(number):

@@ -54,7 +54,7 @@ class DraftedSequence:
         return self.wish.sequence_id
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Make tokens final that another engine has decided."""
+        """Commit tokens that another engine has chosen."""
         for token_id in token_ids:
             self.session.begin(0)
             self.session.commit((token_id,), 0)

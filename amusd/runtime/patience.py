@@ -17,7 +17,7 @@ TAKE_IN_SECONDS = 0.02
 MAX_RESTARTS = 5
 """Most restarts in a row without an accepted candidate."""
 BACK_OFF_SECONDS = 0.25
-"""Pause before the second of them; doubled for each further one."""
+"""Seconds before the second restart, doubled for each further."""
 STEADY_SECONDS = 60.0
 """A draft that was up for this long is worth replacing, whatever ended it."""
 
@@ -89,7 +89,7 @@ class Silence:
     """How long the present draft has owed an answer."""
 
     is_too_long: bool = False
-    """Whether it is silent for too long."""
+    """An answer is overdue."""
     first_unanswered_ns: int | None = None
     """Time of the first unanswered message; None: it owes no answer."""
     waited_ns: int = 0

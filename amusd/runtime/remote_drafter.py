@@ -3,9 +3,9 @@
     draft  ──Candidate──▶  middle  ──Candidate──▶  target
            ◀───Verdict───          ◀───Verdict───
 
-To its draft the middle is a target: what it has made is committed there. Where the target rejects some of it, a new
-sequence begins with what is left, so that no verdict takes back committed tokens; the draft's cache still serves. The
-middle never waits: without candidates it drafts alone.
+The middle is its draft's target: its tokens are committed there. If the target rejects some, a new sequence begins with
+the rest, as no verdict takes back committed tokens; the draft reuses its cache. The middle never waits: without
+candidates it drafts alone.
 """
 
 from __future__ import annotations

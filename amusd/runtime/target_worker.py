@@ -80,10 +80,10 @@ class TargetWorker:
         return sequence
 
     def _find_cache(self, prompt: Sequence[int]) -> tuple[KVCache, int]:
-        """The free cache for a prompt, and how many of its tokens it holds; the last one is always computed.
+        """A free cache for `prompt`, and how many of the prompt's tokens it holds, the last excepted.
 
-        The one that holds most of them is taken if they are at least half of what it holds; else the least recently
-        used one. With `fixed` only whole chunks are reused, since the bits of a partial chunk depend on its length.
+        The cache that holds most of them wins if they are half of its tokens or more; else the least recently used one.
+        With `fixed` only whole chunks are reused, since the bits of a partial chunk depend on its length.
         """
         chunk = self.model.numerics.prefill_chunk if self.model.numerics.fixed else 1
         held = {cache: () if before is None else before.kept for cache, before in self._free_caches.items()}
@@ -126,7 +126,7 @@ class TargetWorker:
     # The steps, in their order
 
     def _exclude_pause(self, now_ns: int) -> None:
-        """Leave the pause of a reader out of what drafting yields, except as much as the last step took."""
+        """Exclude a reader's pause, beyond the duration of the last step, from the measured times."""
         start_ns, end_ns = self._last_step_ns
         pause_ns = now_ns - end_ns - (end_ns - start_ns)
         for sequence in self.sequences if pause_ns > 0 else ():
@@ -200,7 +200,7 @@ class TargetWorker:
     ) -> dict[TargetSequence, PassOutcome]:
         """Have each sequence judge its candidates, and make tokens final.
 
-        One whose logits are not finite tries again by a pass of its own; if that fails, it ends without an outcome.
+        A sequence with logits that are not finite gets a pass of its own; if that fails, it ends with no outcome.
         """
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
         outcomes: dict[TargetSequence, PassOutcome] = {}

@@ -81,7 +81,7 @@ class Verifier:
         return Rows(block.token_ids, self._cache, wanted, parents)
 
     def judge_again(self, session: TargetSession, block: Block) -> Acceptance:
-        """Judge by another pass, without candidates. No token changes; the last pass's logits are overwritten."""
+        """Repeat the pass without candidates, and judge it. Overwrites the logits of the last pass."""
         cache = self._cache
         cache.truncate(block.start)
         self._model.wipe(cache)

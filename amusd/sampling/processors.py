@@ -23,7 +23,7 @@ Row = npt.NDArray[np.float32]
 """[columns]."""
 Columns = npt.NDArray[np.intp]
 _SOME, _STRIDE = 512, 16
-"""Columns that are looked at first, found by a sample of each 16th column."""
+"""Columns looked at first; a sample of each 16th finds their border."""
 _GROUPS = 512
 """Most groups of columns."""
 _UNIT = 2.0**40

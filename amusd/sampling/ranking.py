@@ -32,7 +32,7 @@ _LEAST_PROBABILITY = 1e-37
 _LARGEST = 700.0
 """Above it exp of a float64 is infinite."""
 UNPROPOSED = -2.8
-"""The logarithm of q for a token that the draft cannot propose."""
+"""Assumed log q of a token that the draft cannot propose."""
 Mixture = Sequence[tuple[int, float, float]]
 """Up to `MAX_MIXED` tokens, each with a bias and a slope above 0."""
 

@@ -57,7 +57,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class SamplingState:
-    """What samplers read beside logits: tokens of the columns, and each sequence's bias and token counts."""
+    """Inputs of samplers beside logits: tokens of the columns, each sequence's bias and token counts."""
 
     def __init__(
         self,

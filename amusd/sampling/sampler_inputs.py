@@ -12,7 +12,7 @@ from torch import Tensor
 PackedInputs = npt.NDArray[np.int64]
 """[rows, inputs]."""
 MAX_MIXED = 3
-"""Most columns of a row that its `Mixture` names."""
+"""Most columns in the `Mixture` of a row."""
 _MIXED = 10
 NUM_BEFORE_PATH = _MIXED + MAX_MIXED
 

@@ -57,5 +57,5 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
     """How many last characters of `text` may begin a stop string."""
-    ends = (text[start:] for start in range(len(text)))  # held text begins one, so the first end is mostly it
+    ends = (text[start:] for start in range(len(text)))  # held text begins a stop string: mostly the whole
     return next((len(end) for end in ends if any(string.startswith(end) for string in stop)), 0)

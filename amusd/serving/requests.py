@@ -212,7 +212,7 @@ def _num_nested(content: bytes) -> int:
 
 
 def _whole(value: Any) -> Any:
-    """The value, or an integer for a float that equals one."""
+    """The value, as an integer if it is a whole float."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < SEED_MASK else value
 
 

@@ -63,7 +63,7 @@ class Writer:
         return [self._chunk([self._choice(i, said)]) for i in range(len(self._decoders) if self._is_chat else 0)]
 
     def more(self, index: int, tokens: Sequence[Token], generation: Generation | None = None) -> list[dict[str, Any]]:
-        """Chunks of newly readable tokens, and of the end of a choice; after the last one the usage, if asked for."""
+        """Chunks of new tokens, and of the end of a choice; after the last choice the usage, if asked for."""
         waiting, chunks = [*self._waiting[index], *tokens], []
         ends_untold = generation is not None and self._tells_all
         if any(token.text for token in waiting) or (waiting and ends_untold):

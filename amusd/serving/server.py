@@ -187,7 +187,7 @@ class Connection(H11Protocol):
         self._look()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # False closes the connection
-        """Keep the connection while a request is answered, except for HTTP/1.0, which has nothing to probe it with."""
+        """Keep the connection while a request is answered, except for HTTP/1.0, which has no probe."""
         is_answered = self.conn.their_state is h11.DONE and not self.cycle.response_complete
         self._is_half_closed = is_answered and self.scope["http_version"] != "1.0"
         return self._is_half_closed

@@ -42,7 +42,7 @@ class Service:
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
     failed_at: int | None = None
-    """Tokens that the engine had made when an answer failed last."""
+    """The engine's `num_tokens` when an answer last failed."""
     trial: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a health check generates its token."""
 

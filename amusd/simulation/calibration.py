@@ -95,7 +95,7 @@ def _steps(
 
 
 def _pauses(part: Timeline) -> Iterator[tuple[bool, int]]:
-    """Whether there was a draft, and the host's time between two passes, waits not counted."""
+    """Yield for each two passes whether there is a draft, and the host's time between them."""
     last: Event | None = None
     waited_ns = 0
     for event in part.target:
@@ -123,7 +123,7 @@ def _delay(flows: Iterable[Flow], waits_at: Callable[[int], bool]) -> int | None
 
 
 def _durations_by(samples: Iterable[tuple[int, bool, int]]) -> dict[int, Duration]:
-    """Nanoseconds by a number, with the other worker at rest (False) and at work.
+    """Durations by a number, with the other worker at rest and at work.
 
     A missing situation takes the nearest number's time, or the other situation's.
     """

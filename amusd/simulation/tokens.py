@@ -35,7 +35,7 @@ def draft_token(position: int, is_right: bool, place: int) -> int:
 def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Answer, ...]:
     """Make answers in which exactly a share `accept` of all tokens is right, in runs of random order.
 
-    Runs have their average numbers by length, so a few answers show what many would.
+    There are as many runs of each length as on average, so a few answers suffice.
     """
     answers = []
     num_right = [round(accept * num_tokens * number) for number in range(num_answers + 1)]

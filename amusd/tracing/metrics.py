@@ -52,7 +52,7 @@ class TargetCounts:
     num_drafts: int = 0
     """Passes with candidates to judge, once for each sequence."""
     num_verified: int = 0
-    """Candidates judged. Those after the first rejected one count, as elsewhere."""
+    """Candidates judged, those after the first rejected one included."""
     num_accepted: int = 0
     num_tokens_alone: int = 0
     """Committed while the wanted draft was lost or silent."""
@@ -194,7 +194,7 @@ class GenerationMetrics(TargetCounts):
 
 
 def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
-    """The sum over several generations; without the draft's counts if they are missing where it took part."""
+    """The sum over several generations; without the draft's counts if one that it drafted for lacks them."""
     whole = GenerationMetrics(num_prompts=0)
     drafts = [part.draft for part in parts if part.draft is not None]
     for f in fields(GenerationMetrics):

@@ -103,7 +103,7 @@ class Recorder:
 def as_format(path: Path) -> str:
     """The path as a format string, to which `/{run}/events` may be added.
 
-    Its braces are doubled. Each of its bytes is a character, since it need not be UTF-8, as text in a message must be.
+    Braces are doubled. Each byte becomes a character: text in a message must be UTF-8, a path need not.
     """
     return os.fsencode(path).decode("latin-1").replace("{", "{{").replace("}", "}}")
 

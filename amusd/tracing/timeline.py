@@ -72,7 +72,7 @@ class Timeline(NamedTuple):
         right: list[tuple[int, Step]] = []
         """Position and step of each right token."""
         is_tree = self.has_tree
-        length = base = num_before = 0  # the last one: steps of earlier incarnations of the draft
+        length = base = num_before = 0  # num_before: steps of earlier incarnations
         for event in self.draft:
             if isinstance(event, DraftPrefill):
                 length = base = event.num_tokens

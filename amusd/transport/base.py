@@ -148,8 +148,8 @@ class Transport(Link):
 def spin_then_sleep(has_news: Callable[[], bool], sleep: Callable[[int], object], deadline: float) -> bool:
     """Poll for news until `deadline` (monotonic seconds), for at most `SPIN_SECONDS`; then sleep. True if it slept.
 
-    Being woken costs more than a message. Each poll yields the core first, which the other end may need. `sleep` takes
-    milliseconds in 32 bits: at most an hour.
+    Waking up costs more than a message. Each poll first yields the core to the other end. `sleep` gets milliseconds, of
+    an hour at most (32 bits).
     """
     until = min(deadline, time.monotonic() + SPIN_SECONDS)
     while time.monotonic() < until:

@@ -22,7 +22,7 @@ from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.types import Role
 
-_DOMAIN = "amusd"  # names the list of keys to libzmq; without a domain it would let in every key that works
+_DOMAIN = "amusd"  # libzmq's name for the list of keys; without one it lets in every valid key
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Keys:
     """Public key of the other end."""
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether a connection with this public key may come in; pyzmq's authenticator asks."""
+        """Called by pyzmq's authenticator: whether this public key may connect."""
         return key == self.peer
 
 

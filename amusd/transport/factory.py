@@ -125,9 +125,9 @@ def numbered_link(config: TransportConfig, address: str, number: int, *, listens
 
 
 def check_link(config: TransportConfig, address: str, role: Role, key: str) -> str:
-    """The address of a draft that serves several targets, as this role's end uses it. Raises ConfigError.
+    """Check the address of an `amusd draft`; return it in libzmq's form. Raises ConfigError.
 
-    Its port must have a number, since the draft listens anew for each target. `key`: the setting that has the address.
+    The port must be fixed, since the draft listens anew for each target. `key`: the setting of the address.
     """
     config.require(config.kind in ("auto", "zeromq"), "kind", f"not with {key}={address}; allowed: auto, zeromq")
     is_safe = config.insecure or config.keys is not None

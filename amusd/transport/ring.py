@@ -8,8 +8,8 @@ The memory has two areas. Each end writes its own area and maps the other one re
     a page  -     the ring; a record that reaches its end goes on at its beginning
 
 A record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. The writer stores the written position last, in
-one aligned store: if it is killed before, the reader sees no part of the record. CPUs other than x86 may show the
-position first; until the record follows, its checksum, which covers its position too, is wrong.
+one aligned store: if it is killed before, the reader sees no part of the record. Other CPUs than x86 may show the
+position first; until the record follows, its checksum, of the position too, is wrong.
 
 The reader checks every position and length that the other end has written before it uses it.
 """
@@ -55,7 +55,7 @@ class Rings:
         self._own_words, self._their_words = (memoryview(area).cast("Q") for area in (own, theirs))
         self._written = 0
         self._read = 0
-        self._known_read = 0  # by the other end
+        self._known_read = 0  # as last seen
         self._failure: str | None = None
 
     @classmethod

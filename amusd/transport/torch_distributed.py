@@ -48,8 +48,8 @@ NCCL_SETTINGS = {
 }
 """Environment variables that torch's NCCL groups read when made, for links and ranks.
 
-TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends only the transfer; by default, and as torchrun sets it (1),
-the process ends. The others: no thread looks for a signal in the ranks' file, which is gone, or writes traces to /tmp.
+TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends the transfer, not the process as with 1 (torchrun's). The
+others: no thread polls the ranks' file, which is gone, or writes traces to /tmp.
 """
 
 MAX_WAITING = 16
@@ -138,7 +138,7 @@ class TorchDistributedTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """See `Link`. Takes little more than `CLOSE_SECONDS`."""
+        """See `Link`. Takes `CLOSE_SECONDS` and twice `_JOIN_SECONDS` at most."""
         if self._is_closing:
             return
         self._is_closing = True
