@@ -27,7 +27,7 @@ from amusd.checkpoints.decoder_weights import load_decoder, load_linear, load_no
 from amusd.checkpoints.draft_layouts import DFLASH, MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.attention import Attention, AttentionInputs, attend_masked
 from amusd.models.decoder import Decoder, Norm
-from amusd.models.kv_cache import KVMemory
+from amusd.models.kv_cache import KVMemory, PassMemory
 from amusd.models.linear import Linear, Weights
 from amusd.runner.load_options import LoadOptions, loaded_dtype
 from amusd.runner.model_runner import ModelRunner
@@ -49,12 +49,13 @@ class EagleDecoder(Decoder):
     """The next row reads the normed state."""
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: PassMemory, *, with_logits: bool
     ) -> Tensor:
         """See `Network`."""
         embedded = F.embedding(token_ids, self.embedding)  # [rows, width]
-        features = memory.features(self.feature_width, self.device)
-        state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
+        assert memory.parents is not None
+        features = memory.memory.features(self.feature_width, self.device)
+        state = features.index_select(0, memory.parents).to(embedded.dtype)  # [rows, width]
         if self.fc is not None:
             hidden = self.fc(torch.cat((embedded, state), dim=1))
             normed = self.norms[0](hidden)
@@ -167,7 +168,7 @@ class DFlashState:
         """See `MedusaState`."""
         network = self._model.network
         with torch.inference_mode():
-            network.store(send(features, network.device), self._lay_out(start, len(features)), self._memory)
+            network.store(send(features, network.device), *self._lay_out(start, len(features)))
         self._known[start : start + len(features)] = True
 
     def score(self, position: int, token_id: int) -> Tensor:
@@ -180,7 +181,7 @@ class DFlashState:
         tokens = torch.full((rows,), model.mask_token_id)
         tokens[0] = token_id
         with torch.inference_mode():
-            positions = self._lay_out(position, rows)
+            positions, memory = self._lay_out(position, rows)
             slots = torch.arange(position + rows, device=model.device)
 
             def attend_block(layer: AttentionInputs) -> Tensor:
@@ -188,14 +189,14 @@ class DFlashState:
                     return attend_masked(layer, visible)
                 return attend_masked(layer, visible & (slots >= layer.window.first(positions).unsqueeze(1)))
 
-            logits = model.network(send(tokens, model.device), positions, attend_block, self._memory, with_logits=True)
+            logits = model.network(send(tokens, model.device), positions, attend_block, memory, with_logits=True)
         self._known[position : position + rows] = False  # overwritten
         return logits[model.num_skipped :]
 
-    def _lay_out(self, start: int, rows: int) -> Tensor:
+    def _lay_out(self, start: int, rows: int) -> tuple[Tensor, PassMemory]:
         positions = torch.arange(start, start + rows, device=self._model.device)
-        self._memory.slots_of_pass = range(start, start + rows) if positions.device.type == "cpu" else positions
-        return positions
+        slots = range(start, start + rows) if positions.device.type == "cpu" else positions
+        return positions, PassMemory(self._memory, slots)
 
 
 def load_published(

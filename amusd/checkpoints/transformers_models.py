@@ -31,7 +31,7 @@ from amusd.models.attention import (
     register_attention,
 )
 from amusd.models.features import FeatureTaps
-from amusd.models.kv_cache import KVMemory
+from amusd.models.kv_cache import KVMemory, PassMemory
 from amusd.models.network import Network
 from amusd.models.recurrent import StateHistory, StateShelf
 from amusd.runner.load_options import LoadOptions, loaded_dtype
@@ -67,7 +67,7 @@ class HuggingFaceNetwork(Network):
         self.taps = FeatureTaps(options.features, self.device, model.dtype) if options.features else None
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: PassMemory, *, with_logits: bool
     ) -> Tensor:
         """See `Network`."""
         module = self._model if with_logits else self._model.base_model
@@ -90,9 +90,9 @@ class HuggingFaceNetwork(Network):
 class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     """A memory as transformers' `past_key_values`."""
 
-    def __init__(self, memory: KVMemory) -> None:
+    def __init__(self, memory: PassMemory) -> None:
         super().__init__(layers=[])
-        self._memory, self.parts = memory, memory.state_parts
+        self._memory, self.parts = memory, memory.states
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim]."""
@@ -202,15 +202,16 @@ def try_layers(path: str | Path, model: ModelRunner) -> None:
     network, calls, attend = model.network, list[AttentionInputs](), causal_attention(0, number)
     assert isinstance(network, HuggingFaceNetwork)
     memory, token_ids = KVMemory(number, network.cache_dtype), torch.arange(number, device=model.device)
-    memory.slots_of_pass = range(number)
-    memory.state_parts = [StateHistory(StateShelf()).begin(0, range(number), number)]
+    states = [StateHistory(StateShelf()).begin(0, range(number), number)]
 
     def counted(layer: AttentionInputs) -> Tensor:
         calls.append(layer)
         return attend(layer)
 
     with torch.inference_mode():
-        logits = network(token_ids, token_ids, counted, memory, with_logits=True)
+        logits = network(
+            token_ids, token_ids, counted, PassMemory(memory, range(number), None, states), with_logits=True
+        )
     if len(calls) != memory.num_layers:
         raise ConfigError(f"model {path}: not supported: its attention cannot be replaced")
     limit = float(logits.float().std()) * max(1e-3, 32 * torch.finfo(loaded_dtype(model.options.dtype)).eps)

@@ -159,8 +159,10 @@ def unfolded(
         asked = asked.following(said[-1]) if asked.later else None
 
 
-def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number: int) -> Generator[Answer, None, None]:
-    """Compute `number` answers at a time; yield those that are over, in the order of their conversations.
+def in_flight(
+    engine: Engine, conversations: Iterator[Iterator[Answer]], num_answers: int
+) -> Generator[Answer, None, None]:
+    """Compute `num_answers` answers at a time; yield those that are over, in the order of their conversations.
 
     The next answer of a conversation is asked for when the one before is over.
     """
@@ -168,7 +170,7 @@ def in_flight(engine: Engine, conversations: Iterator[Iterator[Answer]], number:
     flying: deque[tuple[Iterator[Answer], deque[Answer]]] = deque()
     try:
         while True:
-            num_free = number - sum(own[-1].all_tokens_at is None for _, own in flying)
+            num_free = num_answers - sum(own[-1].all_tokens_at is None for _, own in flying)
             flying.extend(islice(begun, max(0, num_free)))
             if not flying:
                 return

@@ -54,10 +54,10 @@ def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> Drafte
     return functools.partial(_checked, named, call(_KEY, named, (Callable,), load_function(_KEY, named), context))
 
 
-def _checked(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:
+def _checked(named: str, factory: DrafterFactory, num_seqs: int) -> Sequence[Drafter]:
     with failing_in_one_line(_KEY, named):
-        made = list(call(_KEY, named, (Iterable,), factory, number))
-    if len({id(drafter) for drafter in made}) != number or not all(isinstance(drafter, Drafter) for drafter in made):
+        made = list(call(_KEY, named, (Iterable,), factory, num_seqs))
+    if len({id(drafter) for drafter in made}) != num_seqs or not all(isinstance(drafter, Drafter) for drafter in made):
         found = f"{_KEY}={shown(named)}: makes {shown(repr(made))}"
-        raise ConfigError(f"{found}; expected {number} different objects of amusd.drafters.base.Drafter")
+        raise ConfigError(f"{found}; expected {num_seqs} different objects of amusd.drafters.base.Drafter")
     return made

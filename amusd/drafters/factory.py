@@ -99,8 +99,8 @@ def _load_inner(
 def cascade_factory(middle: ModelRunner, make_inner: DrafterFactory) -> DrafterFactory:
     """The factory of cascades of `middle` and what `make_inner` makes."""
 
-    def make(number: int) -> list[Drafter]:
-        together = zip(middle.new_caches(number, middle.max_length), make_inner(number), strict=True)
+    def make(num_seqs: int) -> list[Drafter]:
+        together = zip(middle.new_caches(num_seqs, middle.max_length), make_inner(num_seqs), strict=True)
         return [CascadeDrafter(middle, inner, cache=cache) for cache, inner in together]
 
     return make
@@ -112,8 +112,8 @@ def model_factory(config: DrafterConfig, model: ModelRunner) -> DrafterFactory:
     looks_up = min_lookup > 0 and config.kind in ("embedded", "eagle")
     kind = EagleDrafter if config.kind == "eagle" else ModelDrafter
 
-    def make(number: int) -> list[Drafter]:
-        caches = model.new_caches(number, model.max_length, spare=MAX_NODES)
+    def make(num_seqs: int) -> list[Drafter]:
+        caches = model.new_caches(num_seqs, model.max_length, spare=MAX_NODES)
         if config.kind == "synthetic":
             return [SyntheticDrafter(model, config.accept, cache=cache) for cache in caches]
         return [kind(model, NgramCache(min_lookup) if looks_up else None, cache=cache) for cache in caches]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs, Window
 from amusd.models.fused import add_parts, rotate_and_store, silu_and_multiply
-from amusd.models.kv_cache import KVMemory
+from amusd.models.kv_cache import PassMemory
 from amusd.models.linear import Linear
 from amusd.models.network import Network
 from amusd.models.sharding import Ranks
@@ -63,7 +63,13 @@ class Layer:
     window: Window | None
 
     def __call__(
-        self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, next_norm: Norm
+        self,
+        hidden: Tensor,
+        inputs: Tensor,
+        rotation: Tensor,
+        attention: Attention,
+        memory: PassMemory,
+        next_norm: Norm,
     ) -> tuple[Tensor, Tensor]:
         """The block's output [rows, width] for `hidden` of the same shape, and `next_norm` of it.
 
@@ -90,16 +96,16 @@ class Layer:
         normed = norm(hidden[ranks.own_rows(num_rows)], ranks.parts(linear(rows)))
         return hidden, ranks.whole(normed, num_rows)
 
-    def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory) -> tuple[Tensor, Tensor, Tensor]:
+    def place(self, inputs: Tensor, rotation: Tensor, memory: PassMemory) -> tuple[Tensor, Tensor, Tensor]:
         """Write keys and values of `inputs` [rows, any] into the memory; returns attention's inputs."""
         num_queries, num_keys, dim = self.num_queries, self.num_keys, self.dim
         joint = self.query_key_value(inputs).view(len(inputs), -1, dim)  # query, key and value heads
         if joint.device.type != "cpu":
-            storage = memory.joint(self.index, 2 * num_keys, dim, joint.device)
+            storage = memory.memory.joint(self.index, 2 * num_keys, dim, joint.device)
             query: Tensor = rotate_and_store(
-                joint, rotation, self.head_norm, storage, memory.slots_of_pass, num_queries, self.epsilon
+                joint, rotation, self.head_norm, storage, memory.slots, num_queries, self.epsilon
             )
-            return query, *memory.views(self.index)
+            return query, *memory.memory.views(self.index)
         joint = joint.float()
         rotated = joint[:, : num_queries + num_keys]
         if self.head_norm is not None:
@@ -124,7 +130,7 @@ class Decoder(Network):
     ranks: Ranks
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: PassMemory, *, with_logits: bool
     ) -> Tensor:
         """See `Network`."""
         hidden = F.embedding(token_ids, self.embedding)  # [rows, width]
@@ -132,7 +138,7 @@ class Decoder(Network):
         return self.logits_of(normed) if with_logits else normed[:0]
 
     def _run_layers(
-        self, hidden: Tensor, normed: Tensor, positions: Tensor, attention: Attention, memory: KVMemory
+        self, hidden: Tensor, normed: Tensor, positions: Tensor, attention: Attention, memory: PassMemory
     ) -> tuple[Tensor, Tensor]:
         """The last layer's sum and its norm, both [rows, width]. `normed` [rows, any]: the first layer's inputs."""
         rotation = self.rotation[positions]  # [rows, dim / 2]
@@ -151,7 +157,7 @@ class Decoder(Network):
         """[rows, vocab] for normed rows."""
         return self.ranks.join(self.head(normed))[:, : self.vocab_size]
 
-    def store(self, inputs: Tensor, positions: Tensor, memory: KVMemory) -> None:
+    def store(self, inputs: Tensor, positions: Tensor, memory: PassMemory) -> None:
         """Write every layer's keys and values of `inputs` [rows, width], used in place of normed rows."""
         inputs, rotation = inputs.to(self.embedding.dtype), self.rotation[positions]
         for layer in self.layers:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.kv_cache import KVMemory
+from amusd.models.kv_cache import PassMemory
 
 INPUT_NORMS = ("input_norm.", "fc_norm.")
 
@@ -62,7 +62,7 @@ class FeatureTaps:
             self.columns[name] = slice(self.width, self.width + spec.width)
             self.width += spec.width
 
-    def write(self, states: Mapping[int, Tensor], memory: KVMemory) -> None:
+    def write(self, states: Mapping[int, Tensor], memory: PassMemory) -> None:
         """Write the features of a pass's rows. `states`: [rows, hidden] of each of the `layers`."""
         features = [spec.reduce(torch.cat([states[layer] for layer in spec.layers], dim=-1)) for spec in self._specs]
         memory.write_features(torch.cat(features, dim=-1))

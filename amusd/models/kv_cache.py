@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,15 +34,6 @@ class KVMemory:
     def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
         self.num_slots = num_slots
         self.dtype = dtype
-        self.slots_of_pass: range | Tensor = range(0)
-        """Slots of the running pass's first rows: neighbours, or [rows] int64 on the device.
-
-        Other rows are padding, and not written.
-        """
-        self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
-        """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
-        self.state_parts: Sequence[StatePart] = ()
-        """For recurrent layers: a part for each sequence of the pass."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] per layer: "keys" and "values", or "joint", keys first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
@@ -70,15 +61,6 @@ class KVMemory:
                 moved = tensor.index_select(1, sources.to(tensor.device))
                 tensor.index_copy_(1, targets.to(tensor.device), moved)
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Write [heads, rows, dim] at the slots of the pass; return the tensors [heads, slots, dim]."""
-        return self._write((layer_idx, "keys"), keys), self._write((layer_idx, "values"), values)
-
-    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Write keys and values [rows, 2 * heads, dim], the keys' heads first; return `views`."""
-        self._write((layer_idx, "joint"), key_values.transpose(0, 1))
-        return self.views(layer_idx)
-
     def joint(self, layer_idx: int, num_heads: int, head_dim: int, device: torch.device) -> Tensor:
         """[num_heads, slots, head_dim]: a layer's keys and values, which the caller writes."""
         return self._tensor((layer_idx, "joint"), num_heads, head_dim, device)
@@ -94,15 +76,10 @@ class KVMemory:
         """[slots, width]: features of tokens."""
         return self._tensor(_FEATURES, 1, width, device)[0]
 
-    def write_features(self, rows: Tensor) -> None:
-        """Write [rows, width] at the pass's slots, but for padding."""
-        self._write(_FEATURES, rows.unsqueeze(0))
-
-    def _write(self, part: tuple[int, str], states: Tensor) -> Tensor:
-        """Write the first of [heads, rows, dim] at the slots of the pass; returns the tensor."""
+    def write(self, part: tuple[int, str], states: Tensor, slots: range | Tensor) -> Tensor:
+        """Write the first of [heads, rows, dim] at `slots`; returns the tensor."""
         heads, _, dim = states.shape
-        tensor, slots = self._tensor(part, heads, dim, states.device), self.slots_of_pass
-        states = states.narrow(1, 0, len(slots))
+        tensor, states = self._tensor(part, heads, dim, states.device), states.narrow(1, 0, len(slots))
         if isinstance(slots, range):
             tensor.narrow(1, slots.start, len(slots)).copy_(states)
         else:
@@ -113,6 +90,32 @@ class KVMemory:
         if part not in self._tensors:  # only the model knows its shape
             self._tensors[part] = _zeros((num_heads, self.num_slots, dim), self.dtype, device)
         return self._tensors[part]
+
+
+class PassMemory(NamedTuple):
+    """A memory, and where one pass reads and writes in it."""
+
+    memory: KVMemory
+    slots: range | Tensor
+    """Slots of the first rows: neighbours, or [rows] int64 on the device. Other rows are padding, and not written."""
+    parents: Tensor | None = None
+    """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
+    states: Sequence[StatePart] = ()
+    """For recurrent layers: a part for each sequence of the pass."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Write [heads, rows, dim] at the slots; return the tensors [heads, slots, dim]."""
+        write = self.memory.write
+        return write((layer_idx, "keys"), keys, self.slots), write((layer_idx, "values"), values, self.slots)
+
+    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Write keys and values [rows, 2 * heads, dim], the keys' heads first; return `KVMemory.views`."""
+        self.memory.write((layer_idx, "joint"), key_values.transpose(0, 1), self.slots)
+        return self.memory.views(layer_idx)
+
+    def write_features(self, rows: Tensor) -> None:
+        """Write [rows, width] at the slots."""
+        self.memory.write(_FEATURES, rows.unsqueeze(0), self.slots)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

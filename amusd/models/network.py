@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amusd.models.attention import Attention
 from amusd.models.features import FeatureTaps
-from amusd.models.kv_cache import KVMemory
+from amusd.models.kv_cache import PassMemory
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -32,9 +32,9 @@ class Network(ABC):
     taps: FeatureTaps | None
     """Write features for drafters; None: no drafter reads any."""
     feature_width: int = 0
-    """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
+    """Width of the feature that each row reads (`PassMemory.parents`); 0: none."""
     is_recurrent: bool = False
-    """Layers keep states that cannot be cut back: `KVMemory.state_parts` has those of a pass."""
+    """Layers keep states that cannot be cut back: `PassMemory.states` has those of a pass."""
     attention_shape: tuple[int, int, int] | None = None
     """Query heads, key heads, head size. None: a width is no multiple of the CPU's vector, so other instructions may
     compute its rest.
@@ -42,9 +42,9 @@ class Network(ABC):
 
     @abstractmethod
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: PassMemory, *, with_logits: bool
     ) -> Tensor:
         """Logits [rows, vocab_size] of `token_ids` [rows] at `positions` [rows]; no rows without `with_logits`.
 
-        `memory`: written at its `slots_of_pass`, then read by `attention`.
+        `memory`: written by each layer, then read by `attention`.
         """

@@ -101,8 +101,8 @@ class CandidateTree:
             children = node.children
         return max(children.values(), key=_weight, default=None)
 
-    def block(self, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
-        """The last committed token and the `number` likeliest candidates within `depth` that get a track."""
+    def block(self, depth: int, tracks: Tracks, num_candidates: int, min_chance: float) -> Block:
+        """The last committed token and the `num_candidates` likeliest candidates within `depth` that get a track."""
         guesses: list[tuple[float, int, CandidateNode, int]] = []  # a heap, the likeliest first
         order, start = count(), self._prefix.length - 1
 
@@ -115,7 +115,7 @@ class CandidateTree:
         parents: list[int] = []
         track_of = [0]
         guess_behind(0, self.children, 1.0)
-        while guesses and len(nodes) < number and -guesses[0][0] >= min_chance:
+        while guesses and len(nodes) < num_candidates and -guesses[0][0] >= min_chance:
             chance, _, node, parent = heapq.heappop(guesses)
             track = None if node.position > start + depth else tracks.place(node.position, track_of[parent])
             if track is None:

@@ -93,15 +93,15 @@ class Tracks:
     order, on which their last bits depend (`amusd/models/numerics.py`).
     """
 
-    def __init__(self, number: int) -> None:
-        """`number`: of tracks, at least 1."""
-        self._number = number
+    def __init__(self, num_tracks: int) -> None:
+        """`num_tracks`: at least 1."""
+        self._num_tracks = num_tracks
         self._taken: dict[int, set[int]] = {}
 
-    def place(self, position: int, parent: int) -> int | None:
-        """The lowest free track for a row whose parent is in track `parent`; None without one."""
+    def place(self, position: int, parent_track: int) -> int | None:
+        """The lowest free track for a row whose parent is in `parent_track`; None without one."""
         taken = self._taken.setdefault(position, set())
-        for track in range(parent, self._number):
+        for track in range(parent_track, self._num_tracks):
             if track not in taken:
                 taken.add(track)
                 return track

@@ -23,7 +23,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, DeviceError
 from amusd.logs import logger
 from amusd.models.attention import causal_attention
-from amusd.models.kv_cache import KVCache
+from amusd.models.kv_cache import KVCache, PassMemory
 from amusd.models.passes import ModelOutput, Rows
 from amusd.runner.graphs import Replay, Work, run_each_time
 from amusd.runner.pass_buffer import LAST_ROW, PARENT, POSITION, SLOT, TOKEN, PassInputs, Pinned, SamplerBuffer
@@ -91,10 +91,10 @@ class CapturedPasses:
         sent = send(torch.tensor(token_ids), device)
         positions = torch.arange(start, start + count, device=device)
         attention = causal_attention(start, count, cache.first)
-        self._memory.slots_of_pass = positions + cache.first if cache.first else positions
-        self._memory.parents_of_pass = (positions - 1).clamp_(min=0) + cache.first
+        slots = positions + cache.first if cache.first else positions
+        memory = PassMemory(self._memory, slots, (positions - 1).clamp_(min=0) + cache.first)
         with torch.inference_mode():
-            self._model.network(sent, positions, attention, self._memory, with_logits=False)
+            self._model.network(sent, positions, attention, memory, with_logits=False)
         self._model.wait()
 
     def prepare(self, _: KVCache, steps: int, sampler: RowSampler | None) -> None:
@@ -140,9 +140,9 @@ class CapturedPasses:
             return work
 
     def _compute(self, shape: PassShape) -> None:
-        inputs, memory, sequences = self._inputs, self._memory, self._num_computed(shape)
+        inputs, sequences = self._inputs, self._num_computed(shape)
         places = inputs.places(shape.step, sequences * shape.rows)
-        memory.slots_of_pass, memory.parents_of_pass = inputs.rows[SLOT, places], inputs.rows[PARENT, places]
+        memory = PassMemory(self._memory, inputs.rows[SLOT, places], inputs.rows[PARENT, places])
         token_ids = self._token_ids(shape.step, places, sequences)
         positions, attention = inputs.rows[POSITION, places].clamp(min=0), inputs.attention(places, sequences)
         logits = self._model.network(token_ids, positions, attention, memory, with_logits=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from amusd.models.attention import attend_to_chains
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
-from amusd.models.kv_cache import KVCache
+from amusd.models.kv_cache import KVCache, PassMemory
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
@@ -90,7 +90,7 @@ class EagerPasses:
     def _compute(self, batch: Sequence[Rows], *, with_logits: bool) -> Tensor:
         """Logits [rows, vocab] of all sequences in order; no rows for a prompt."""
         ends = [0, *itertools.accumulate(len(rows.token_ids) for rows in batch)]
-        num_rows, memory, is_alone = ends[-1], batch[0].cache.memory, len(batch) == 1
+        num_rows, is_alone = ends[-1], len(batch) == 1
         is_padded = self._numerics.fixed and with_logits
         computed = self._row_counts.quickest(num_rows) if is_padded else num_rows
         parts, states = [], []
@@ -102,19 +102,18 @@ class EagerPasses:
             if (history := rows.cache.history) is not None:
                 states.append(history.begin(first, rows.token_ids, rows.num_final))
         self._inputs[:, num_rows:computed] = PADDING_ID  # at position 0
-        slots, parents = self._tensors[SLOT], self._tensors[PARENT]
-        memory.slots_of_pass, memory.parents_of_pass = slots[:num_rows], parents[:computed]
+        slots: range | Tensor = self._tensors[SLOT][:num_rows]
         if is_alone and batch[0].paths is None:  # neighbours are written faster
             start = batch[0].cache.first + batch[0].cache.length
-            memory.slots_of_pass = range(start, start + num_rows)
+            slots = range(start, start + num_rows)
         token_ids, positions = self._tensors[TOKEN][:computed], self._tensors[POSITION][:computed]
-        memory.state_parts = states
         if (device := self._network.device).type == "cpu":
             attention = cpu_attention(parts, computed)
         else:
             attention = attend_to_chains([(rows.cache.length, len(rows.token_ids), rows.cache.first) for rows in batch])
             token_ids, positions = send(token_ids, device), send(positions, device)
-            memory.slots_of_pass = send(slots[:num_rows], device)
+            slots = send(self._tensors[SLOT][:num_rows], device)
+        memory = PassMemory(batch[0].cache.memory, slots, self._tensors[PARENT][:computed], states)
         logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)
         logits = self._fetch(logits[:num_rows])
         for part in states:

@@ -74,7 +74,7 @@ class ModelRunner:
         """One of `new_caches`."""
         return self.new_caches(1, capacity, spare=spare)[0]
 
-    def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[KVCache]:
+    def new_caches(self, num_caches: int, capacity: int, *, spare: int = 0) -> list[KVCache]:
         """Empty caches for sequences of at most `capacity` tokens, which share their memory.
 
         `spare`: slots for nodes of a tree. Raises `ValueError` beyond `max_length`.
@@ -84,10 +84,10 @@ class ModelRunner:
         allocated = self.numerics.allocation(capacity + spare)
         if self.capture is not None:
             allocated += self.numerics.width + self.tokens_per_step  # the last ones for padding
-        memory = KVMemory(number * allocated, self.network.cache_dtype)
+        memory = KVMemory(num_caches * allocated, self.network.cache_dtype)
         caches = [
             KVCache(memory, capacity=capacity, allocated=allocated, spare=spare, number=index)
-            for index in range(number)
+            for index in range(num_caches)
         ]
         for cache in caches if self.network.is_recurrent else ():
             cache.history = StateHistory(self._shelf)
@@ -97,12 +97,12 @@ class ModelRunner:
                 cache.captured = passes
         return caches
 
-    def cache_bytes(self, number: int) -> int:
-        """Bytes of `number` caches of `max_length`. Computes a pass, which alone shows the shapes."""
+    def cache_bytes(self, num_caches: int) -> int:
+        """Bytes of `num_caches` caches of `max_length`. Computes a pass, which alone shows the shapes."""
         cache = self.new_cache(1)
         self.prefill((0,), cache)
         states = 0 if cache.history is None else 2 * cache.history.state_bytes
-        return number * (states + self.max_length * cache.memory.nbytes // cache.memory.num_slots)
+        return num_caches * (states + self.max_length * cache.memory.nbytes // cache.memory.num_slots)
 
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.

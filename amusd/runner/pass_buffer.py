@@ -107,10 +107,10 @@ class PassInputs:
         ends = allocated * np.arange(1, number + 1)[:, None]
         self._scratch = ends - np.arange(num_places_of_each, 0, -1)
 
-    def places(self, step: int, number: int) -> slice:
-        """The first `number` places of a pass's rows (step 0) or of a further step."""
+    def places(self, step: int, num_places: int) -> slice:
+        """The first `num_places` places of a pass's rows (step 0) or of a further step."""
         first = self._first_place(step)
-        return slice(first, first + number)
+        return slice(first, first + num_places)
 
     def attention(self, places: slice, sequences: int) -> Attention:
         """Attention of the rows, or of one step, at these places."""
@@ -160,12 +160,12 @@ class PassInputs:
         self._sequences[:] = 0
         self._sequences[LENGTH] = self._allocated
 
-    def _write_further(self, index: int, rows: Rows, number: int) -> None:
+    def _write_further(self, index: int, rows: Rows, num_steps: int) -> None:
         """Write positions and slots of a chain's further steps, up to the capacity; beyond it they are padding."""
         cache, start = rows.cache, rows.cache.length + len(rows.token_ids)
-        places = slice(self._first_place(1) + index, self._first_place(number + 1), self._num_caches)
-        self._rows[POSITION, places] = np.minimum(np.arange(start, start + number), self._max_length - 1)
-        fitting = min(number, cache.capacity - start)
+        places = slice(self._first_place(1) + index, self._first_place(num_steps + 1), self._num_caches)
+        self._rows[POSITION, places] = np.minimum(np.arange(start, start + num_steps), self._max_length - 1)
+        fitting = min(num_steps, cache.capacity - start)
         self._rows[SLOT, places][:fitting] = cache.first + cache.slots[start : start + fitting]
 
     def _write_paths(self, index: int, first: int, rows: Rows) -> int:

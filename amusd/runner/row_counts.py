@@ -10,7 +10,7 @@ from torch import Tensor
 
 from amusd.models.attention import AttentionInputs
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
-from amusd.models.kv_cache import KVCache, KVMemory
+from amusd.models.kv_cache import KVCache, KVMemory, PassMemory
 from amusd.models.network import Network
 from amusd.models.numerics import PROMPT_STEP
 
@@ -64,18 +64,18 @@ class RowCounts:
         fitting = [number for number in self.up_to(max(rows, self._width)) if number >= rows]
         return min(fitting, key=self._time) if rows <= self._width and len(fitting) > 1 else fitting[0]
 
-    def _time(self, number: int) -> float:
-        while len(self._seconds.get(number, ())) < _TIMED_PASSES:
-            self._compute(torch.arange(number) % self._width)
-        return min(self._seconds[number])
+    def _time(self, num_rows: int) -> float:
+        while len(self._seconds.get(num_rows, ())) < _TIMED_PASSES:
+            self._compute(torch.arange(num_rows) % self._width)
+        return min(self._seconds[num_rows])
 
-    def _compare(self, number: int) -> bool:
-        if number == self._width:
+    def _compare(self, num_rows: int) -> bool:
+        if num_rows == self._width:
             return True
-        choices = [torch.arange(number) % self._width]
-        if number < self._width:  # each row at least once, as other sums may be rounded alike
-            starts = [min(start, self._width - number) for start in range(0, self._width, number)]
-            choices = [torch.arange(start, start + number) for start in starts]
+        choices = [torch.arange(num_rows) % self._width]
+        if num_rows < self._width:  # each row at least once, as other sums may be rounded alike
+            starts = [min(start, self._width - num_rows) for start in range(0, self._width, num_rows)]
+            choices = [torch.arange(start, start + num_rows) for start in starts]
         return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in choices)
 
     @functools.cached_property
@@ -84,9 +84,8 @@ class RowCounts:
 
     def _compute(self, tokens: Tensor) -> Tensor:
         """Logits [rows, vocab] of these tokens, each alone."""
-        memory = KVMemory(len(tokens), self._network.cache_dtype)
-        memory.slots_of_pass = range(len(tokens))
-        memory.parents_of_pass = torch.zeros(len(tokens), dtype=torch.int64)
+        whole, parents = KVMemory(len(tokens), self._network.cache_dtype), torch.zeros(len(tokens), dtype=torch.int64)
+        memory = PassMemory(whole, range(len(tokens)), parents)
         positions, token_ids = self._positions[tokens], self._token_ids[tokens]
         start = time.perf_counter()
         with torch.inference_mode():

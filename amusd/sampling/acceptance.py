@@ -165,11 +165,11 @@ class RatioTest(SequenceSampler):
         return Acceptance(tuple(token_ids), len(token_ids))
 
     def _facts(
-        self, number: int, start: int, judged: Sequence[int], draft_probs: Sequence[TokenProbs]
+        self, num_rows: int, start: int, judged: Sequence[int], draft_probs: Sequence[TokenProbs]
     ) -> npt.NDArray[np.float64]:
         """[rows, 2 + 2 n]: the candidate, the least p that keeps it, q's n tokens and their probabilities."""
         most = max((len(q.token_ids) for q in draft_probs), default=1)
-        facts = np.zeros((number, 2 + 2 * most))
+        facts = np.zeros((num_rows, 2 + 2 * most))
         facts[:, 1] = np.inf  # without a candidate none is kept
         for row, (candidate, q) in enumerate(zip(judged, draft_probs, strict=True)):
             least = uniform(key_of(self.distribution.seed, start + 1 + row, Domain.ACCEPT)) * q.of(candidate)

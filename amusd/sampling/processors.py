@@ -77,26 +77,26 @@ def kept_columns(row: Row, inputs: SamplerInputs) -> Columns | None:
         columns = np.arange(len(row))
 
 
-def likely_columns(row: Row, number: int = _SOME) -> Columns:
-    """About `number` columns with the largest logits, with ties."""
-    some, place = row[::_STRIDE], number // _STRIDE
+def likely_columns(row: Row, num_columns: int = _SOME) -> Columns:
+    """About `num_columns` columns with the largest logits, with ties."""
+    some, place = row[::_STRIDE], num_columns // _STRIDE
     if len(some) <= place:
         return np.arange(len(row))
     return np.flatnonzero(row >= np.partition(some, -place)[-place])
 
 
-def largest_columns(rows: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Values and columns [rows, number] of each row's largest logits, the largest first.
+def largest_columns(rows: Tensor, num_largest: int) -> tuple[Tensor, Tensor]:
+    """Values and columns [rows, num_largest] of each row's largest logits, the largest first.
 
     A CPU finds them in the groups of columns with the largest maxima, in a quarter of `topk`'s time.
     """
     num_rows, num_columns = rows.shape
     width = math.gcd(num_columns, _GROUPS)
-    if rows.device.type != "cpu" or width < number:
-        found = rows.topk(number, 1)
+    if rows.device.type != "cpu" or width < num_largest:
+        found = rows.topk(num_largest, 1)
         return found.values, found.indices
     columns = rows.view(num_rows, -1, width)  # a group is a column of it
-    groups = columns.amax(1).topk(number, 1).indices  # [rows, number]
+    groups = columns.amax(1).topk(num_largest, 1).indices  # [rows, num_largest]
     likely = columns.gather(2, groups.unsqueeze(1).expand(-1, columns.shape[1], -1)).flatten(1)
-    found = likely.topk(number, 1)
-    return found.values, found.indices // number * width + groups.gather(1, found.indices % number)
+    found = likely.topk(num_largest, 1)
+    return found.values, found.indices // num_largest * width + groups.gather(1, found.indices % num_largest)

@@ -216,12 +216,12 @@ class RowSampler:
         return row, None if self.level is Level.PLAIN else kept_columns(row, inputs)
 
 
-def scores_of(outputs: npt.NDArray[np.int32], number: int) -> tuple[float, TopLogprobs]:
-    """Log-probabilities of the chosen column and the `number` likeliest, from a scored row's outputs."""
+def scores_of(outputs: npt.NDArray[np.int32], num_scores: int) -> tuple[float, TopLogprobs]:
+    """Log-probabilities of the chosen column and the `num_scores` likeliest, from a scored row's outputs."""
     num_top = len(outputs) // 2
     chosen, *top = outputs[num_top:].view(np.float32).tolist()
     pairs = sorted(zip(outputs[:num_top].tolist(), top, strict=True), key=lambda pair: (-pair[1], pair[0]))
-    return chosen, tuple(pair for pair in pairs[:number] if pair[1] > -np.inf)
+    return chosen, tuple(pair for pair in pairs[:num_scores] if pair[1] > -np.inf)
 
 
 class SequenceSampler:

@@ -107,11 +107,11 @@ class Service:
             message = f"the model '{name[:200]}' does not exist; this server has '{self.model}'"
             raise RequestError(message, "model", "model_not_found", status=404)
 
-    def check_room(self, number: int, param: str) -> None:
+    def check_room(self, num_answers: int, param: str) -> None:
         """Raise `RequestError` if the queue has no room for so many answers; `param`: the field that asks for them."""
-        if number > self.room:
-            raise RequestError(f"{param}: {number} answers are more than this server takes, {self.room}", param)
-        if self.num_in_flight + number > self.room:
+        if num_answers > self.room:
+            raise RequestError(f"{param}: {num_answers} answers are more than this server takes, {self.room}", param)
+        if self.num_in_flight + num_answers > self.room:
             raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
     def error_of(self, error: Exception) -> RequestError:

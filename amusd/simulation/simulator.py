@@ -200,9 +200,9 @@ class ScriptedModel:
     def __post_init__(self) -> None:
         self.numerics = Numerics(self.width, fixed=False, has_borders=False, prefill_chunk=MANY, num_tracks=MANY)
 
-    def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
+    def new_caches(self, num_caches: int, capacity: int) -> Sequence[ScriptedCache]:
         """One for each sequence at work."""
-        return [ScriptedCache(capacity) for _ in range(number)]
+        return [ScriptedCache(capacity) for _ in range(num_caches)]
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
         """Take in a prompt, at the same cost whatever its length."""

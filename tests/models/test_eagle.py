@@ -19,7 +19,7 @@ from amusd.checkpoints.draft_layouts import read_published
 from amusd.checkpoints.draft_networks import load_published
 from amusd.errors import ConfigError
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
-from amusd.models.kv_cache import KVMemory
+from amusd.models.kv_cache import KVMemory, PassMemory
 from amusd.models.numerics import Numerics
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
@@ -178,12 +178,11 @@ def chain_logits(model: ModelRunner, features: Tensor) -> Tensor:
     table[: len(features) - 1] = features[1:]
     found = []
     for start, end in [(0, len(features)), *((row, row + 1) for row in range(len(features), len(TOKENS) - 1))]:
-        memory.slots_of_pass = range(start, end)
-        memory.parents_of_pass = torch.tensor(parents[start:end])
+        of_pass = PassMemory(memory, range(start, end), torch.tensor(parents[start:end]))
         attention = cpu_attention([Part(range(end - start), seen_by_chain(start, end - start, end), 0)], end - start)
         tokens = torch.tensor(TOKENS[start + 1 : end + 1])
         with torch.inference_mode():
-            logits = network(tokens, torch.arange(start, end), attention, memory, with_logits=True)
+            logits = network(tokens, torch.arange(start, end), attention, of_pass, with_logits=True)
         found.append(logits)
     return torch.cat(found)
 
@@ -241,7 +240,7 @@ def test_eagle3_in_speculators_form(flag: str, head_norms: bool, target: Path, t
 _ONE_NORM = {"input_norm.weight": torch.ones(3 * WIDTH)}
 _NORMS = {f"fc_norm.{index}.weight": torch.ones(WIDTH) for index in range(3)}
 REFUSED: dict[str, tuple[Mapping[str, Tensor | None], dict[str, Any], str]] = {
-    "both norms": (_ONE_NORM | _NORMS, {}, "before_fc': True, 'fc_norm': True.*; allowed: the same, and not both"),
+    "both norms": (_ONE_NORM | _NORMS, {}, "before_fc': True, 'fc_norm': True.*; allowed: the same, one at most"),
     "a norm that is denied": (_ONE_NORM, {"norm_before_fc": False}, "says .*_fc': False, .*, its file .*_fc': True, "),
     "two of three norms": (dict([*_NORMS.items()][:2]), {}, r"lacks weights, fc_norm\.2\.weight among"),
     "nothing about the residual": ({}, {"norm_before_residual": None}, "lacks norm_before_residual; allowed: true"),

@@ -169,8 +169,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runner/captured.py", "tests/fake_cuda/test_start.py"): {
         "a prompt's rows have no token before them": (
-            "self._memory.parents_of_pass = (positions - 1)",
-            "_ = (positions - 1)",
+            ", slots, (positions - 1).clamp_(min=0) + cache.first)",
+            ", slots)",
         ),
     },
     ("amusd/runner/captured.py", "tests/fake_cuda/test_late.py"): {
@@ -678,7 +678,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "health waits for a place of its own": ("while self._has_failed and not trial", "while not trial"),
         "nobody is told of an engine that fails": ("        logger.error(", "        str("),
         "all choices have one seed": ("(self._params.seed + choice)", "self._params.seed"),
-        "the queue of requests has no end": ("if self.num_in_flight + number > self.room:", "if False:"),
+        "the queue of requests has no end": ("if self.num_in_flight + num_answers > self.room:", "if False:"),
         "a client that goes away keeps its row": ("(working, leaving), return_when", "(working,), return_when"),
         "a reader that is slow keeps its place in the queue": ("request.num_answers - ", "request.num_answers - 0 * "),
         "a server that ends takes new requests": ("self.is_closing:\n            raise", "False:\n            raise"),
