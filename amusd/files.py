@@ -57,6 +57,14 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
+def cache_folder() -> Path:
+    """The folder for what is made once. Raises `ConfigError` without a home folder."""
+    try:
+        return Path.home() / ".cache" / "amusd"
+    except RuntimeError:
+        raise ConfigError("HOME is not set, and the user has no home folder; set HOME to a folder") from None
+
+
 def make_new_folder(folder: Path, mode: int = 0o777) -> None:
     """Make an empty folder. Raises `ConfigError` if it holds anything, or cannot be made."""
     try:

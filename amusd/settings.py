@@ -28,7 +28,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 CountFromZero: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1_000_000)]
-PositiveAmount: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000)]
+PositiveAmount: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1_000_000)]  # a nanosecond, in milliseconds
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 

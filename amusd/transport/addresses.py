@@ -18,7 +18,7 @@ def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "tran
     if scheme == "ipc" and rest:
         return address, True
     host, _, port = rest.rpartition(":")
-    is_number = port.isascii() and port.isdigit() and (0 if to_bind else 1) <= int(port) <= 65535
+    is_number = len(port) <= 5 and port.isascii() and port.isdigit() and (0 if to_bind else 1) <= int(port) <= 65535
     is_port = is_number or (to_bind and port == "*")
     if scheme != "tcp" or not host or not is_port:
         free = ", or * for a free one" if to_bind else ""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -54,6 +55,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(conversion: Mock, cache_dir:
         embedded_target.embedded_target_path()
     assert "\n" not in str(raised.value)
     assert not list(cache_dir.iterdir())
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))  # as in a container run as another user
+    with pytest.raises(ConfigError, match=r"^HOME is not set"):
+        embedded_target.embedded_target_path()
 
 
 def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(conversion: Mock, cache_dir: Path) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from full_disk import files_of_at_most
 from runtime.pair import plain_engine
 
 from amusd.commands.generate import generate as answer_one
@@ -220,3 +221,11 @@ def test_a_file_that_another_run_writes_to_is_refused(config: RunConfig) -> None
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="another run writes to it"):
             generate(config, engine)
+
+
+def test_an_error_of_the_engine_is_not_called_one_of_the_file(config: RunConfig) -> None:
+    answers = AnswersFile(config)
+    with pytest.raises(BlockingIOError), answers.opened():
+        raise BlockingIOError
+    with answers.opened() as file, files_of_at_most(0), pytest.raises(ConfigError, match="cannot be written"):
+        answers.append(file, prompts_of("generate", config)[0], {"text": "a"})

@@ -107,7 +107,8 @@ def test_a_run_is_simulated_from_its_own_events(recorded: tuple[Path, dict[str, 
 MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
     ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
-    ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
+    ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: no such folder"),
+    ({"verify_ms": 1e-7}, "verify_ms=1e-07: expected a number from 1e-06 to 1000000"),
     ({"calibration": "a" * 300}, f"calibration={'a' * 300}: its events/"),
 ]
 

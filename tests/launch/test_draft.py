@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+import zmq
+from zmq.auth import load_certificate
 
 from amusd.transport.curve import write_keys
 from tests.launch.processes import (
@@ -120,6 +122,19 @@ def test_a_target_that_cannot_work_with_the_draft_is_refused_in_a_line_and_the_n
     assert line in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr + server.errors.read_text()
     served = run(server.command("run_dir=served"), server.folder)
+    assert json.loads(served.stdout)["metrics"]["num_draft_tokens"] > 0
+
+
+def test_a_stranger_without_a_hello_does_not_keep_the_draft_from_targets(server: Server) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        keys = server.folder / "keys"
+        stranger.curve_publickey, stranger.curve_secretkey = load_certificate(keys / "target.key_secret")
+        stranger.curve_serverkey, _ = load_certificate(keys / "draft.key")
+        stranger.connect(server.address)
+        stranger.send(b"?")
+        server.await_line("refused: frame of 1 bytes")
+        served = run(server.command(), server.folder)
+        stranger.linger = 0
     assert json.loads(served.stdout)["metrics"]["num_draft_tokens"] > 0
 
 

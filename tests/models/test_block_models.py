@@ -134,7 +134,7 @@ def test_the_further_heads_of_medusa_go_on_behind_an_older_state(target: Path, t
     state.take(6, features[6:])
     state.take(1, features[1:3])  # late, and of no use
     check_logits(state.score(9, 5), medusa_scores(weights, features[8]))
-    state.keep(0)
+    state.truncate(0)
     assert len(state.score(9, 5)) == 0
 
 
@@ -189,7 +189,7 @@ def test_dflash_sees_neither_features_that_have_not_come_nor_those_written_over(
     check_logits(state.score(8, 40), dflash_scores(weights, shared, known, 8, 40))
     known |= {place: features[place] for place in range(8 + BLOCK, 14)}
     check_logits(state.score(14, 40), dflash_scores(weights, shared, known, 14, 40))
-    state.keep(0)
+    state.truncate(0)
     assert len(state.score(10, 40)) == 0
 
 

@@ -134,7 +134,13 @@ def test_close_waits_for_nobody_who_never_came_or_does_not_read(monkeypatch: pyt
 REMOTE = ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://[::]:5555", "tcp://192.168.1.5:5555"]
 REMOTE += ["tcp://eth0:5555", "tcp://localhost.example.org:5555", "tcp://127.0.0.1;10.0.0.1:5555", "tcp://127.1:5555"]
 MALFORMED = ["", "127.0.0.1:5555", "ipc://", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://:5555"]
-MALFORMED += ["tcp://127.0.0.1:99999", "tcp://127.0.0.1:http", "shm:///tmp/link", "tcp://127.0.0.1:-1"]
+MALFORMED += [
+    "tcp://127.0.0.1:99999",
+    "tcp://127.0.0.1:http",
+    "shm:///tmp/link",
+    "tcp://127.0.0.1:-1",
+    f"tcp://127.0.0.1:{'9' * 5_000}",
+]
 
 
 @pytest.mark.parametrize("address", [*REMOTE, *MALFORMED])
