@@ -32,6 +32,7 @@ from amusd.runner.model_runner import ModelRunner
 class EagleDrafter(Drafter):
     """Drafts trees, and chains as trees of fan-out 1, with a `model` that reads features."""
 
+    needs_parent = True  # whose state it reads
     draws = False
 
     def __init__(self, model: ModelRunner, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
@@ -99,8 +100,19 @@ class FeatureSlots(TreeSlots):
         is_new = not self._known[start : start + number].all()
         self._features[start : start + number] = features
         self._known[start : start + number] = True
-        first = max(start + 1 - self._first_position, 0)  # in the prefix: the row after the first feature
-        if is_new and first < self._num_computed:
+        if is_new:
+            self._compute_again(max(start + 1 - self._first_position, 0))  # from the row after the first feature
+
+    def follow(self, transition: Transition) -> None:
+        """See `TreeSlots`."""
+        super().follow(transition)
+        if not self._first_position:  # a lone first token needed a row
+            self._first_position = 1
+            self._compute_again(0)
+
+    def _compute_again(self, first: int) -> None:
+        """Forget the rows of the prefix from number `first` on."""
+        if first <= self._num_computed:
             self._free += self._prefix[first : self._num_computed][::-1].tolist()
             self._pending = [*range(first + self._first_position, len(self._committed))]
             self._num_computed = first

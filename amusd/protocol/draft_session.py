@@ -20,13 +20,16 @@ from amusd.protocol.prefix_hash import CommittedPrefix
 class DraftSession:
     """The draft's state of one sequence. Raises `PeerProtocolError` for an impossible `opening`."""
 
-    def __init__(self, opening: Open, *, draft_length: int | None = None) -> None:
-        """`draft_length`: longest sequence of the drafter; None: any."""
+    def __init__(self, opening: Open, *, draft_length: int | None = None, needs_parent: bool = False) -> None:
+        """`draft_length`: longest sequence of the drafter; None: any.
+
+        `needs_parent`: no step computes a node together with its parent.
+        """
         if not 1 <= len(opening.token_ids) <= opening.max_length:
             raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
         self.opening = opening
         self.sequence_id = opening.sequence_id
-        self.tree = DraftTree(opening, draft_length)
+        self.tree = DraftTree(opening, draft_length, needs_parent=needs_parent)
         self.epoch = 0
         self._prefix = CommittedPrefix(opening.token_ids)
         self._next_number = 1
