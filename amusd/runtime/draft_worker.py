@@ -187,8 +187,7 @@ class DraftWorker:
             return False
 
     def _send(self, sequence: DraftSequence) -> None:
-        candidate = sequence.offer()
-        if candidate is not None:
+        while (candidate := sequence.offer()) is not None:
             self._post(candidate)
 
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:

@@ -290,6 +290,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the draft does not notice that something was lost": ("if verdict.epoch > self.epoch:", "if False:"),
         "an old verdict is applied again": (" > (self.base, self.epoch)", " > (0, 0)"),
     },
+    ("amusd/protocol/draft_session.py", "tests/runtime/test_draft_worker.py"): {
+        "a message of any length is made": ("self.tree.unsent[:MAX_OFFERED]", "self.tree.unsent[:]"),
+    },
     ("amusd/protocol/draft_tree.py", "tests/protocol/test_sessions.py"): {
         "the draft runs no further ahead after a verdict": (
             "self._limit = min(",
@@ -504,6 +507,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "work is not counted": ("self.busy_ns += end_ns - start_ns", "pass"),
     },
     ("amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"): {
+        "the rest of a long block is kept": (
+            "while (candidate := sequence.offer())",
+            "if (candidate := sequence.offer())",
+        ),
         "any drafter takes over the next sequence": ("opening.follows if opening.follows in free else", ""),
         "a drafter goes on with any sequence": ("if last != opening.follows:", "if False:"),
         "a sequence whose end was lost keeps its drafter": ("self._is_over(number):", "False:"),
