@@ -255,6 +255,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
+        "a stopped process seems to draft slowly": (
+            "without_stall((times.end_ns - last_end_ns) / 1e9, self._seconds)",
+            "(times.end_ns - last_end_ns) / 1e9",
+        ),
+        "a stopped process seems to need long passes": ("without_stall(times.duration_ns", "max(times.duration_ns"),
         "a draft is silent into the next answer": (
             "self._silent_at: int | None = None",
             'self._silent_at = vars(self).get("_silent_at")',
