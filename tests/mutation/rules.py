@@ -385,6 +385,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        else:\n            self.connection.silence.end()\n\n    def _receive_counts",
             "\n    def _receive_counts",
         ),
+        "a sign of work has the final counts": (
+            "            if silence.on_sign(",
+            "            self._sequences[number].receive_counts(message)\n            if silence.on_sign(",
+        ),
         "the draft's counts are given to no sequence": ("closed.receive_counts(message)", "pass"),
         "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
     },

@@ -311,6 +311,17 @@ def test_a_draft_that_only_says_that_it_works_is_replaced() -> None:
     assert len(target.connection.losses) == 1
 
 
+def test_counts_that_are_not_final_are_no_counts() -> None:
+    """Else fewer tokens may seem drafted than were accepted."""
+    target = Target()
+    sequence = target.open(1)
+    target.link.inbox += [chain(1, PROMPT, (1, 2, 3, 4)), Progress(1, 3, 0, 0, 1)]
+    while not sequence.is_over:
+        target.worker.step()
+    assert target.link.messages(Close)
+    assert sequence.metrics.draft is None
+
+
 def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
     target = Target()
     plain = [token.token_id for token in decode(Target().worker, *target.request(30))]
