@@ -10,9 +10,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/answer.py", "tests/test_turns.py"): {
         "an answer that nobody can read is computed on": (
-            "if (answer := reference()) is None or answer.is_over:\n                del",
-            "if (answer := reference()) is not None and answer.is_over:\n                del",
+            "(answer := reference()) is None or answer.is_over:\n                self",
+            "(answer := reference()) is not None and answer.is_over:\n                self",
         ),
+        "what an interrupted admission has begun goes on": (", *self._worker.sequences]", "]"),
         "nobody hears that an answer is cancelled": (
             "        if not self.is_over:\n            self.is_over = True\n            self.on_news()",
             "        self.is_over = True",
