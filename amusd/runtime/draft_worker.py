@@ -195,6 +195,8 @@ class DraftWorker:
         if sequence is None:
             self._post(Refused(message.sequence_id))
             return
+        self._roll_back(sequence)  # what came with the end counts for a sequence that follows
+        sequence.manager.take_features()
         progress = sequence.progress()
         self._forget(sequence)
         self.recorder.message("send", progress)
