@@ -1,7 +1,8 @@
 """A drafter that reads the target's hidden states where they have come, and its own beyond them (EAGLE).
 
 The row at position p takes in its token and a state for position p - 1: the target's feature, or the drafter's own
-output. So it runs ahead on its own states, and later features improve its rows. Position 0 has no row.
+output. So it runs ahead on its own states, and later features improve its rows. Position 0 has a row only while it is
+the whole text.
 
     features  [known]          the target's, on the host
     prefix    slots of the rows of positions 1, 2, ...; slot 0 belongs to position 0 and holds its feature alone
