@@ -150,7 +150,7 @@ MIN_ROW_VARIATION = 8.0
 
 
 def without_stall(seconds: float, usual_seconds: float) -> float:
-    """`seconds`, up to `OUTLIER` times the usual ones; 0: not known."""
+    """`seconds`, but at most `OUTLIER` times `usual_seconds` (0: unknown)."""
     return min(seconds, OUTLIER * usual_seconds or math.inf)
 
 

@@ -136,7 +136,7 @@ class Observer:
         self._silent_at = 0
 
     def exclude(self, ns: int) -> None:
-        """Leave out the time of another sequence's prompt."""
+        """Leave out some of the time between two passes: another sequence's prompt, or a reader's pause."""
         if self._last_end_ns is not None:
             self._last_end_ns += ns
 
