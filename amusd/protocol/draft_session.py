@@ -54,10 +54,8 @@ class DraftSession:
         `step_ns`: duration of the last step.
         """
         nodes, rest = self.tree.unsent[:MAX_OFFERED], self.tree.unsent[MAX_OFFERED:]
-        more, is_short = (
-            bool(rest) or self.tree.has_work,
-            len(nodes) < min(self.opening.tokens_per_message, MAX_OFFERED),
-        )
+        more = bool(rest) or self.tree.has_work
+        is_short = len(nodes) < min(self.opening.tokens_per_message, MAX_OFFERED)
         if is_short and (more or (self._said_no_more and not nodes)):
             return None
         self.tree.unsent, self._said_no_more = rest, not more
