@@ -136,8 +136,7 @@ class Answer:
     def fail(self, error: Exception) -> None:
         """End the answer; reading raises `error` after the tokens that are there."""
         if not self.is_over:
-            self._error = error
-            self.is_over = True
+            self._error, self.is_over = error, True
             self.on_news()
 
     def take(self, sequence: TargetSequence) -> None:
@@ -275,21 +274,22 @@ class Scheduler:
     def _admit(self) -> None:
         while self._worker.has_room and self._queue:
             reference = self._queue.popleft()
-            answer = reference()
-            if answer is None or answer.is_over:
+            if (answer := reference()) is None or answer.is_over:
                 continue
             try:
                 self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
             except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
                 answer.fail(error)
+                self._end_unwanted()
             except BaseException:
                 answer.fail(StateError(_INTERRUPTED))
                 raise
 
     def _end_unwanted(self) -> None:
-        for sequence, reference in tuple(self._at_work.items()):
+        for sequence in dict.fromkeys([*self._at_work, *self._worker.sequences]):
+            reference = self._at_work.get(sequence, lambda: None)  # if its admission failed, nobody wants it
             if (answer := reference()) is None or answer.is_over:
-                del self._at_work[sequence]
+                self._at_work.pop(sequence, None)
                 self._worker.end(sequence)
 
     def _fail_all(self, error: Exception) -> None:

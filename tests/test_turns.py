@@ -153,6 +153,24 @@ def test_an_answer_whose_admission_is_interrupted_says_so(monkeypatch: pytest.Mo
     assert engine.generate(PROMPT, params(4)).token_ids == answer_of(4)
 
 
+def test_what_an_interrupted_admission_has_begun_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair(FACTORIES) as (engine, _):
+        opened, client = engine.worker.client.open, engine.worker.client
+
+        def open_and_interrupt(*args: Any) -> None:
+            opened(*args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(client, "open", open_and_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate(PROMPT, params(200), decoding=SCHEDULE)
+        found = engine.generate(PROMPT, params(20), decoding=SCHEDULE)
+        assert found.token_ids == answer_of(20)
+        assert engine.worker.counts.num_tokens == 20
+        assert (found.metrics.num_verified > 0, client._sequences) == (True, {})
+
+
 def test_an_error_is_raised_where_its_own_answer_is_read() -> None:
     with pair(FACTORIES) as (engine, _):
         failing, whole = (engine.stream(PROMPT, params(20), decoding=SCHEDULE) for _ in range(2))

@@ -147,7 +147,7 @@ class DecodingConfig(Settings):
     max_wait_passes: Amount = 1.0
     """Chain, branching, auto: the longest wait before a pass, in target passes."""
     fan_out: _FanOut = 8
-    """Trees: most candidates that the draft prepares after each token."""
+    """Trees: most candidates that the draft prepares after each token; a model ranks up to 16."""
     rows_per_step: _FanOut = 16
     """Trees: most tokens that the draft computes in one step."""
     verify_breadth: Count = 3

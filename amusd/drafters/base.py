@@ -26,7 +26,7 @@ class Expansion:
 
     root: Node
     nodes: Sequence[Node]
-    """The root, or nodes whose parents are computed; of a chain its last node alone."""
+    """The root, or other nodes, parents first; of a chain its last node alone."""
     num_tokens: int = 1
     """Chains: most tokens to compute."""
     room: int = 1
@@ -68,6 +68,8 @@ class Drafter:
     """False while it waits for features of committed tokens."""
     drafts_trees = True
     """Whether it can draft trees; False: a chain, whatever `fan_out` is."""
+    needs_parent = False
+    """Whether a node can be computed only in a later step than its parent."""
     draws = True
     """Under the ratio test: whether it draws its tokens; False: it proposes the likeliest ones as certain."""
     distribution: Distribution = GREEDY

@@ -1,7 +1,8 @@
 """A drafter that reads the target's hidden states where they have come, and its own beyond them (EAGLE).
 
 The row at position p takes in its token and a state for position p - 1: the target's feature, or the drafter's own
-output. So it runs ahead on its own states, and later features improve its rows. Position 0 has no row.
+output. So it runs ahead on its own states, and later features improve its rows. Position 0 has a row only while it is
+the whole text.
 
     features  [known]          the target's, on the host
     prefix    slots of the rows of positions 1, 2, ...; slot 0 belongs to position 0 and holds its feature alone
@@ -32,6 +33,7 @@ from amusd.runner.model_runner import ModelRunner
 class EagleDrafter(Drafter):
     """Drafts trees, and chains as trees of fan-out 1, with a `model` that reads features."""
 
+    needs_parent = True  # whose state it reads
     draws = False
 
     def __init__(self, model: ModelRunner, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
@@ -99,8 +101,19 @@ class FeatureSlots(TreeSlots):
         is_new = not self._known[start : start + number].all()
         self._features[start : start + number] = features
         self._known[start : start + number] = True
-        first = max(start + 1 - self._first_position, 0)  # in the prefix: the row after the first feature
-        if is_new and first < self._num_computed:
+        if is_new:
+            self._compute_again(max(start + 1 - self._first_position, 0))  # from the row after the first feature
+
+    def follow(self, transition: Transition) -> None:
+        """See `TreeSlots`."""
+        super().follow(transition)
+        if not self._first_position:  # a lone first token needed a row
+            self._first_position = 1
+            self._compute_again(0)
+
+    def _compute_again(self, first: int) -> None:
+        """Forget the rows of the prefix from number `first` on."""
+        if first <= self._num_computed:
             self._free += self._prefix[first : self._num_computed][::-1].tolist()
             self._pending = [*range(first + self._first_position, len(self._committed))]
             self._num_computed = first

@@ -149,6 +149,11 @@ MIN_ROW_VARIATION = 8.0
 """Least weighted sum of squares of the number of rows for a fit."""
 
 
+def without_stall(seconds: float, usual_seconds: float) -> float:
+    """`seconds`, but at most `OUTLIER` times `usual_seconds` (0: unknown)."""
+    return min(seconds, OUTLIER * usual_seconds or math.inf)
+
+
 class RowCost:
     """The time that a further row adds to a pass: the slope of a line through recent passes, time over rows."""
 

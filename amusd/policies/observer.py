@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple, TypeAlias
 
 from amusd.policies.base import TargetView, Verify
-from amusd.policies.estimates import MEMORY, Estimates, RowCost, RunningRatio
+from amusd.policies.estimates import MEMORY, Estimates, RowCost, RunningRatio, without_stall
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import PassOutcome
 
@@ -108,7 +108,8 @@ class Observer:
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
-        self._pass_seconds = 0.0
+        self._pass_seconds = self._seconds = 0.0
+        """The usual time of a pass, and from the end of the one before to its end."""
         self._row_cost, self._num_sequences = RowCost(), 1
         self._estimates_of: dict[UsedDrafter, Estimates] = {}
         self._switches = {} if switches is None else switches
@@ -134,7 +135,7 @@ class Observer:
         self._vain_at = 0
 
     def exclude(self, ns: int) -> None:
-        """Leave out time in which this sequence was not at work."""
+        """Leave out some of the time between two passes: another sequence's prompt, or a reader's pause."""
         if self._last_end_ns is not None:
             self._last_end_ns += ns
 
@@ -191,11 +192,12 @@ class Observer:
             self._estimates.waits(self._waited_at).on_wait(self._waited, came=False)
             self._waited = 0.0
         self._vain_at = 0 if view.waited_in_vain else None
-        pass_seconds = times.duration_ns / 1e9
+        pass_seconds = without_stall(times.duration_ns / 1e9, self._pass_seconds)
         last_end_ns = times.start_ns if self._last_end_ns is None else self._last_end_ns
-        seconds = (times.end_ns - last_end_ns) / 1e9
+        seconds = without_stall((times.end_ns - last_end_ns) / 1e9, self._seconds)
         self._last_end_ns = times.end_ns
         self._pass_seconds = MEMORY * (self._pass_seconds or pass_seconds) + (1 - MEMORY) * pass_seconds
+        self._seconds = MEMORY * (self._seconds or seconds) + (1 - MEMORY) * seconds
         self._row_cost.add(times.num_rows, times.duration_ns)
         if decision.sends_verdict:
             self._estimates.on_pass(outcome, seconds, view)

@@ -16,17 +16,23 @@ from amusd.protocol.draft_tree import DraftTree, Transition
 from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import CommittedPrefix
 
+MAX_OFFERED = 128
+"""Most nodes of a message: with the largest draft probs, half of a frame."""
+
 
 class DraftSession:
     """The draft's state of one sequence. Raises `PeerProtocolError` for an impossible `opening`."""
 
-    def __init__(self, opening: Open, *, draft_length: int | None = None) -> None:
-        """`draft_length`: longest sequence of the drafter; None: any."""
+    def __init__(self, opening: Open, *, draft_length: int | None = None, needs_parent: bool = False) -> None:
+        """`draft_length`: longest sequence of the drafter; None: any.
+
+        `needs_parent`: no step computes a node together with its parent.
+        """
         if not 1 <= len(opening.token_ids) <= opening.max_length:
             raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
         self.opening = opening
         self.sequence_id = opening.sequence_id
-        self.tree = DraftTree(opening, draft_length)
+        self.tree = DraftTree(opening, draft_length, needs_parent=needs_parent)
         self.epoch = 0
         self._prefix = CommittedPrefix(opening.token_ids)
         self._next_number = 1
@@ -43,15 +49,16 @@ class DraftSession:
         return tuple(self._prefix.token_ids)
 
     def offer(self, step_ns: int = 0) -> Candidate | None:
-        """The next message; None until `tokens_per_message` nodes are ready, or nothing more can follow.
+        """The next message; None until a message's nodes are ready, or nothing more can follow.
 
         `step_ns`: duration of the last step.
         """
-        more, nodes = self.tree.has_work, self.tree.unsent
-        is_short = len(nodes) < self.opening.tokens_per_message
+        nodes, rest = self.tree.unsent[:MAX_OFFERED], self.tree.unsent[MAX_OFFERED:]
+        more = bool(rest) or self.tree.has_work
+        is_short = len(nodes) < min(self.opening.tokens_per_message, MAX_OFFERED)
         if is_short and (more or (self._said_no_more and not nodes)):
             return None
-        self.tree.unsent, self._said_no_more = [], not more
+        self.tree.unsent, self._said_no_more = rest, not more
         first, self._next_number = self._next_number, self._next_number + len(nodes)
         for number, node in enumerate(nodes, start=first):
             node.number = number

@@ -82,9 +82,9 @@ class Transition:
 class DraftTree:
     """The tree after one sequence's committed prefix."""
 
-    def __init__(self, opening: Open, draft_length: int | None) -> None:
-        """`draft_length`: longest sequence of the drafter; None: any."""
-        self._opening = opening
+    def __init__(self, opening: Open, draft_length: int | None, *, needs_parent: bool) -> None:
+        """`draft_length`, `needs_parent`: as in `DraftSession`."""
+        self._opening, self._needs_parent = opening, needs_parent
         self.is_chain = opening.fan_out == 1
         self.unsent: list[Node] = []
         """Nodes that were not offered yet, the oldest first."""
@@ -141,6 +141,8 @@ class DraftTree:
         for index, guesses in enumerate(found):
             node = computed[index]
             node.computed = self._num_steps
+            for child in node.children if self._needs_parent else ():  # looked up
+                self._push(child)
             # A chain goes on however unlikely it is.
             self._make(node, [(token_id, 1.0) for token_id, _ in guesses] if self.is_chain else guesses)
             if index < len(draft_probs):
@@ -233,8 +235,9 @@ class DraftTree:
         node.unmade = unmade
 
     def _push(self, node: Node) -> None:
-        """Queue a guess if it is likely enough, and within the limit."""
-        if node.position + 1 < self._limit and node.probability >= MIN_PROBABILITY:
+        """Queue a guess if it is likely enough, within the limit, and can be computed."""
+        can_begin = not self._needs_parent or (node.parent is not None and node.parent.computed)
+        if can_begin and node.position + 1 < self._limit and node.probability >= MIN_PROBABILITY:
             heapq.heappush(self._guesses, (-node.probability, next(self._order), node))
 
     def _may_grow(self, node: Node) -> bool:

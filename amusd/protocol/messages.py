@@ -109,7 +109,7 @@ class Open(_Message, frozen=True, tag=2):
     max_lookahead: Positive
     """Tokens that the draft may be ahead of the prefix it knows."""
     tokens_per_message: Positive
-    """Candidates are sent once this many are ready, or when nothing more can follow."""
+    """Candidates are sent once this many are ready, or fill a message, or when nothing more can follow."""
     reference: Ids = ()
     """Tokens that the target will commit after `token_ids`, for a synthetic drafter; else empty."""
     sampling: Sampling = Sampling()

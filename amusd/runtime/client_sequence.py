@@ -88,7 +88,7 @@ class ClientSequence:
         return self.session.receive(message)
 
     def receive_counts(self, counts: Progress) -> None:
-        """Take in the draft's counts."""
+        """Take in the draft's final counts."""
 
     def lose_draft(self) -> None:
         """Go on without the draft."""

@@ -228,10 +228,9 @@ class DraftClient:
             self.connection.silence.end()
 
     def _receive_counts(self, message: Progress | Refused) -> None:
-        """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
+        """Take in the final counts of a closed sequence. Those of an open one only say that the draft works."""
         number, silence = message.sequence_id, self.connection.silence
-        if isinstance(message, Progress) and (at_work := self._sequences.get(number)) is not None:
-            at_work.receive_counts(message)
+        if isinstance(message, Progress) and number in self._sequences:
             if silence.on_sign(self.recorder.now_ns()):  # the draft works, so no wait was in vain
                 for each in self._sequences.values():
                     if each.at_draft is not None:

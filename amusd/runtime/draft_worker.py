@@ -187,8 +187,7 @@ class DraftWorker:
             return False
 
     def _send(self, sequence: DraftSequence) -> None:
-        candidate = sequence.offer()
-        if candidate is not None:
+        while (candidate := sequence.offer()) is not None:
             self._post(candidate)
 
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
@@ -196,6 +195,8 @@ class DraftWorker:
         if sequence is None:
             self._post(Refused(message.sequence_id))
             return
+        self._roll_back(sequence)  # what came with the end counts for a sequence that follows
+        sequence.manager.take_features()
         progress = sequence.progress()
         self._forget(sequence)
         self.recorder.message("send", progress)

@@ -127,6 +127,9 @@ class Silence:
         `num_new_tokens`: tokens of sequences that the draft has not begun.
         """
         seconds = 0.0 if self.first_unanswered_ns is None else (now_ns - self.first_unanswered_ns) / 1e9
-        self.is_too_long = seconds > limit_seconds
+        was_too_long, self.is_too_long = self.is_too_long, seconds > limit_seconds
+        if self.is_too_long and not was_too_long:  # if both processes were stopped, this is long after the limit
+            self.first_unanswered_ns = now_ns - round(limit_seconds * 1e9) - 1
+            return None
         is_lost = seconds > SILENCES * limit_seconds + TAKE_IN_SECONDS * num_new_tokens
         return f"it has said nothing for {seconds:.1f} s" if is_lost else None

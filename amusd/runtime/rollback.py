@@ -33,7 +33,7 @@ class RollbackManager:
             self.distribution = Distribution.of(opening.sampling)
         except ConfigError as error:
             raise PeerProtocolError(str(error)) from None
-        self.session = DraftSession(opening, draft_length=drafter.max_length)
+        self.session = DraftSession(opening, draft_length=drafter.max_length, needs_parent=drafter.needs_parent)
         self.drafter = drafter
         self.num_looked_up = 0
         self.features: list[Features] = []

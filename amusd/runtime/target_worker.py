@@ -69,11 +69,10 @@ class TargetWorker:
         sequence = TargetSequence(request, stop, self.model, cache, observer, sequence_id=number, start_ns=start_ns)
         cache.truncate(num_cached)
         sequence.metrics.num_cached_tokens = num_cached
-        sequence.before = self._free_caches[cache]
-        self.client.open(sequence)  # at once, so that the draft prefills while the target does
-        self.sequences.append(sequence)
+        self.sequences.append(sequence)  # first, so that `end` frees the rest after an interrupt
+        sequence.before = self._free_caches.pop(cache)
         self._free_observers.pop()
-        del self._free_caches[cache]
+        self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self.counts.num_prompt_tokens += len(request.prompt)
         self.counts.num_cached_tokens += num_cached
         self._send_features([sequence])

@@ -91,7 +91,7 @@ class GenerationMetrics(TargetCounts):
     num_draft_losses: int = 0
     num_draft_restarts: int = 0
     draft: Progress | None = None
-    """None: no draft took part, or it was lost before it could report."""
+    """None: no draft took part, or it was lost or too slow to report."""
 
     def on_prefill(self, duration_ns: int) -> None:
         """Count a part of the prompt."""
@@ -118,14 +118,13 @@ class GenerationMetrics(TargetCounts):
             self.acceptance[outcome.num_judged, outcome.num_accepted] += 1
 
     def on_progress(self, progress: Progress) -> None:
-        """Take in the draft's newest counts, unless one was lost."""
+        """Take in the draft's final counts, unless one was lost."""
         if not self.num_draft_losses:
             self.draft = progress
 
     def on_draft_lost(self) -> None:
-        """Count a lost draft, and drop its incomplete counts."""
+        """Count a lost draft."""
         self.num_draft_losses += 1
-        self.draft = None
 
     @property
     def accepted_by_position(self) -> list[int]:

@@ -5,27 +5,38 @@ The suite that ships passes what keeps the promises, and finds each way of break
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from models import tiny
-from models.blocks import FIXED, bucketed_model
+from models.blocks import BUCKETED, FIXED, bucketed_model
+from models.test_block_models import dflash_weights, medusa_weights, save_dflash, save_medusa
+from models.test_eagle import save_eagle3
 from models.tiny import wrap_model
 from oracle import OracleDrafter
 from table_model import TableModel
 
 from amusd import contract
+from amusd.checkpoints.draft_networks import load_published
 from amusd.checkpoints.transformers_models import adopt_into
 from amusd.checkpoints.vocabulary import share_vocabulary
 from amusd.contract import CAPACITY
 from amusd.drafters.base import Drafter
+from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.models.attention import register_attention
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_tree import Transition
+from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.runner.load_options import LoadOptions
 from amusd.runner.model_runner import ModelRunner
 
@@ -49,10 +60,52 @@ def model_with_another_tokenizer() -> ModelRunner:
     return wrap_model(model, LoadOptions(numerics=FIXED, max_model_len=CAPACITY, dtype="float32"), shared.output_ids)
 
 
+@functools.lru_cache
+def published(kind: str) -> Any:
+    """A network that reads a target's features."""
+    with tempfile.TemporaryDirectory() as folder:
+        target, draft = Path(folder, "target"), Path(folder, "draft")
+        tiny.save_checkpoint(target, tiny.tiny_config(num_hidden_layers=6, tie_word_embeddings=False))
+        if kind == "eagle":
+            save_eagle3(draft)
+        else:
+            save_medusa(draft, medusa_weights()) if kind == "medusa" else save_dflash(draft, dflash_weights())
+        options = LoadOptions(numerics=BUCKETED, max_model_len=CAPACITY, dtype="float32")
+        return load_published(draft, target, options, kind)
+
+
+class Fed:
+    """Gets the features of what is committed, which follow from the text before each, as a target's do."""
+
+    def open(self, *args: Any) -> None:
+        super().open(*args)  # type: ignore[misc]  # of a drafter
+        self.feed()
+
+    def follow(self: Any, transition: Transition) -> None:
+        super().follow(transition)  # type: ignore[misc]
+        self.feed()
+
+    def feed(self: Any) -> None:
+        prefix, width = CommittedPrefix(self.committed), published("eagle").feature_width
+        for position in range(self.length - 1):
+            generator = torch.Generator().manual_seed(prefix.hash_before(position + 1) >> 1)
+            self.take_features(position, torch.randn(1, width, generator=generator).bfloat16())
+
+
+class FedEagle(Fed, EagleDrafter): ...
+
+
+class FedBlock(Fed, BlockDrafter): ...
+
+
 OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], Drafter]] = {
     "autoregressive": lambda: ModelDrafter(MODEL),
     "another_tokenizer": lambda: ModelDrafter(OTHER_TOKENIZER),
+    "eagle": lambda: FedEagle(published("eagle")),
+    "eagle_lookup": lambda: FedEagle(published("eagle"), NgramCache(2)),
+    "medusa": lambda: FedBlock(published("medusa")),
+    "dflash": lambda: FedBlock(published("dflash")),
     "cascade": lambda: CascadeDrafter(MODEL, ModelDrafter(OTHER_MODEL, NgramCache(2))),
     "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1)),
     "cascade_fewer_ids": lambda: CascadeDrafter(MODEL, ModelDrafter(MODEL_OF_FEWER_IDS)),

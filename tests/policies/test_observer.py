@@ -6,7 +6,7 @@ import pytest
 from policies.builders import outcome
 
 from amusd.policies.base import TargetView, Verify
-from amusd.policies.observer import FIRST_DRAFTING, Observer, PassTimes, Switches
+from amusd.policies.observer import FIRST_DRAFTING, FIRST_PAUSE, Observer, PassTimes, Switches
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
@@ -133,6 +133,21 @@ def test_a_pass_that_was_held_up_does_not_make_rows_dear() -> None:
 
     assert row_seconds(8_000_000) == pytest.approx(0.001, rel=0.01)
     assert row_seconds(800_000_000) == 0
+
+
+def test_processes_that_were_stopped_amid_a_pass_go_on_drafting() -> None:
+    observer, now_ns, num_paused = Observer(), 0, 0
+    observer.open("a", has_tree=False)
+    for number in range(2000):
+        view = seen_by(observer)
+        num_paused += not view.drafting_pays
+        start_ns, now_ns = now_ns, now_ns + (3600 * 10**9 if number == 10 else 10**7)
+        drafts = view.drafting_pays
+        own, times = outcome(2 * drafts, 2 * drafts), PassTimes(start_ns, now_ns, 3)
+        observer.on_pass(view, Verify(2, sends_verdict=drafts), times, own, has_draft=True)
+    assert num_paused <= FIRST_PAUSE
+    assert view.pass_seconds == pytest.approx(0.01, rel=0.1)
+    assert view.tokens_per_second > 100
 
 
 @pytest.mark.parametrize("has_draft", [True, False])

@@ -216,8 +216,9 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
         target.client.drain()
         target.client.send_verdict(sequence)
     seconds = SILENCES * SILENCE + (0.0 if has_begun else TAKE_IN_SECONDS * len(PROMPT))
-    target.clock.pass_by(seconds - 0.01)
-    target.client.drain()
+    for elapsed in (SILENCE + 0.001, seconds - SILENCE - 0.01):
+        target.clock.pass_by(elapsed)
+        target.client.drain()
     assert target.connection.losses == []
     target.clock.pass_by(0.02)
     target.client.drain()
@@ -225,6 +226,22 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
     assert caplog.messages == [f"the draft is replaced: it has said nothing for {seconds:.1f} s"]
     assert target.client.look_for_next()
     assert target.client.has_draft(sequence)
+
+
+def test_a_draft_that_was_stopped_together_with_its_target_has_time_to_answer() -> None:
+    target = Target()
+    sequence = target.open(1000)
+    target.link.inbox.append(candidate(sequence, (1,)))
+    target.client.drain()
+    target.client.send_verdict(sequence)
+    target.clock.pass_by(3600.0)
+    for _ in range(5):
+        target.client.drain()
+        target.clock.pass_by(SILENCE)
+    assert target.connection.losses == []
+    target.clock.pass_by(SILENCES * SILENCE)
+    target.client.drain()
+    assert target.connection.losses == ["it has said nothing for 4.8 s"]
 
 
 @pytest.mark.parametrize("load_seconds", [0.0, 2.0, 5.0, 8.0])
@@ -292,6 +309,17 @@ def test_a_draft_that_only_says_that_it_works_is_replaced() -> None:
     assert len(list(decode(target.worker, *target.request(400)))) == 400
     assert target.clock.ns / 1e9 < MAX_SIGN_SECONDS + 3 * SILENCE + 400 * PASS_SECONDS
     assert len(target.connection.losses) == 1
+
+
+def test_counts_that_are_not_final_are_no_counts() -> None:
+    """Else fewer tokens may seem drafted than were accepted."""
+    target = Target()
+    sequence = target.open(1)
+    target.link.inbox += [chain(1, PROMPT, (1, 2, 3, 4)), Progress(1, 3, 0, 0, 1)]
+    while not sequence.is_over:
+        target.worker.step()
+    assert target.link.messages(Close)
+    assert sequence.metrics.draft is None
 
 
 def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:

@@ -20,7 +20,19 @@ from runtime.table_tree import TableTreeDrafter, spread
 from amusd.config.decoding import MAX_BIASES
 from amusd.policies.estimates import VerdictClock
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Refused, Sampling, Shutdown, Verdict
+from amusd.protocol.messages import (
+    MAX_DRAFT_PROBS_BYTES,
+    Candidate,
+    Close,
+    Message,
+    Open,
+    Progress,
+    Refused,
+    Sampling,
+    Shutdown,
+    Verdict,
+)
+from amusd.protocol.wire import encode
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
 
 PROMPT = (3, 1, 4)
@@ -108,6 +120,21 @@ def test_long_work_on_one_message_is_no_silence() -> None:
     said = [0.0, *(at for at, _ in draft.link.sent)]
     assert max(later - earlier for earlier, later in itertools.pairwise(said)) <= SIGN_NS / 1e9 + 0.06
     assert len(draft.link.messages(Progress)) == 3  # then come the candidates
+
+
+def test_a_block_of_any_length_travels_in_messages_that_fit_a_frame() -> None:
+    draft = Draft(max_length=2000, max_lookahead=1000, tokens_per_message=1000, num_open=0)
+    draft.link.inbox.append(draft.opening(1))
+    draft.worker.take_in()
+    tree, number = draft.session(1).tree, 1000
+    tree.take_next(0)
+    tree.grow([tree.root], [((7, 1.0),)] * number, [bytes(MAX_DRAFT_PROBS_BYTES)] * number)
+    draft.worker._send(draft.worker._sequences[1])
+    said = draft.link.messages(Candidate)
+    for message in said:
+        encode(message, 0)
+    assert draft.drafted(1) == (7,) * number
+    assert [message.more for message in said] == [True] * (len(said) - 1) + [False]
 
 
 def test_a_verdict_that_leaves_no_room_is_answered_at_once() -> None:

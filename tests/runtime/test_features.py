@@ -15,7 +15,7 @@ from torch import Tensor
 from amusd.answer import Answer
 from amusd.drafters.model import ModelDrafter
 from amusd.engine import Engine
-from amusd.protocol.messages import Features, Message, Open, Verdict
+from amusd.protocol.messages import Close, Features, Message, Open, Verdict
 from amusd.runtime.draft_worker import DraftWorker, draft_step
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
@@ -170,6 +170,19 @@ def test_features_wait_for_their_verdict_and_those_of_another_life_are_dropped()
     assert not drafter.features
     target.send(Verdict(1, 1, 0, len(PROMPT), (1, 2, 3)))
     worker.take_in()
+    assert sorted(drafter.features) == list(range(7))
+
+
+def test_what_comes_together_with_the_end_is_kept_for_the_sequence_that_follows() -> None:
+    target, draft = memory_pair()
+    drafter = ReadingDrafter()
+    worker = DraftWorker(draft, {NAME: [drafter]}, 1, Recorder("draft"))
+    target.send(Open(1, 1, PROMPT, 100, NAME, 8, 1, not_over=(1, 2)))
+    worker.take_in()
+    for message in (features_of(0, 7), Verdict(1, 1, 0, len(PROMPT), (1, 2, 3)), Close(1, (2,))):
+        target.send(message)
+    worker.take_in()
+    assert tuple(drafter.committed) == (*PROMPT, 1, 2, 3)
     assert sorted(drafter.features) == list(range(7))
 
 
