@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.recurrent import StateHistory, StatePart
+from amusd.sampling.sampler import send
 
 _ALIGNMENT = 64
 _FEATURES = (-1, "features")  # beside the keys and values of the layers: they move and are wiped with these
@@ -59,16 +60,17 @@ class KVMemory:
 
     def wipe(self, slots: Tensor) -> None:
         """Write zeros at `slots` [n] int64, on the host."""
+        slots = self._sent(slots)
         with torch.inference_mode():  # in which passes write
             for tensor in self._tensors.values():
-                tensor.index_fill_(1, slots.to(tensor.device), 0)
+                tensor.index_fill_(1, slots, 0)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots `sources` [n] to `targets` [n]."""
+        """Copy slots `sources` [n] to `targets` [n], both on the host."""
+        sources, targets = self._sent(sources), self._sent(targets)
         with torch.inference_mode():  # in which passes write
             for tensor in self._tensors.values():
-                moved = tensor.index_select(1, sources.to(tensor.device))
-                tensor.index_copy_(1, targets.to(tensor.device), moved)
+                tensor.index_copy_(1, targets, tensor.index_select(1, sources))
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write [heads, rows, dim] at the slots of the pass; return the tensors [heads, slots, dim]."""
@@ -97,6 +99,10 @@ class KVMemory:
     def write_features(self, rows: Tensor) -> None:
         """Write the first of [rows, width] at the slots of the pass."""
         self._write(_FEATURES, rows.unsqueeze(0))
+
+    def _sent(self, slots: Tensor) -> Tensor:
+        """`slots`, from the host, on the device of the tensors."""
+        return send(slots, next(iter(self._tensors.values()), slots).device)
 
     def _write(self, part: tuple[int, str], states: Tensor) -> Tensor:
         """Write the first of [heads, rows, dim] at the slots of the pass; returns the tensor."""

@@ -65,6 +65,16 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "guesses are those of the place before": ("place = len(path)", "place = len(path) + 1"),
         "guesses under penalties do not depend on the path": ("not self._ranking.needs_context and place", "place"),
     },
+    ("amusd/drafters/block.py", "tests/fake_cuda/test_waits.py"): {
+        "guesses are waited for without a deadline": ("model.device, fetch=self._fetch)", "model.device)"),
+        "a block's largest scores are waited for without a deadline": (
+            "self._fetch(self._scores.float().amax(1))",
+            "self._scores.float().amax(1).cpu()",
+        ),
+    },
+    ("amusd/models/kv_cache.py", "tests/fake_cuda/test_waits.py"): {
+        "slots are copied while the host waits": ("return send(slots, ", "return Tensor.to(slots, "),
+    },
     ("amusd/drafters/eagle.py", "tests/drafters/test_formulas.py"): {
         "features of another text are kept": ("num_common(self.committed, token_ids[:-1])", "len(token_ids)"),
         "rows start from the drafter's own states alone": ("before >= 0 and self._known[before]", "False"),
@@ -189,12 +199,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "                pass\n",
         ),
     },
-    ("amusd/runner/model_runner.py", "tests/fake_cuda/test_late.py"): {
-        "a copy is read before it is on the host": (
-            "        self.wait()\n        return on_host",
-            "        return on_host",
-        ),
-    },
     ("amusd/runner/pass_buffer.py", "tests/runner/test_contract.py"): {
         "what an interrupted pass has written to the table is not sent": ("self._unsent += [", "self._unsent = ["),
     },
@@ -204,6 +208,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runner/graphs.py", "tests/fake_cuda/test_late.py"): {
         "an event is not waited for": ("while not event.query():", "while False:"),
+        "a copy is read before it is on the host": ("    wait()\n    return on_host", "    return on_host"),
     },
     ("amusd/runner/graphs.py", "tests/fake_cuda/test_fallback.py"): {
         "a capture that fails hides its cause": ("error.__context__ or error", "error"),
