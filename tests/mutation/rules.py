@@ -115,6 +115,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/checkpoints/checkpoint.py", "tests/models/test_loading.py"): {
         "a bias that nobody reads is dropped": ("if name not in read and ", "if False and name not in read and "),
+        "files of an index may be missing": ("names[0] not in (_WEIGHTS, *others) or ", ""),
+    },
+    ("amusd/checkpoints/building.py", "tests/models/test_loading.py"): {
+        "tied weights are compared with themselves": (
+            "len(ends) == 1 or torch.equal(*ends)",
+            "torch.equal(ends[0], ends[-1])",
+        ),
     },
     ("amusd/models/recurrent.py", "tests/models/test_recurrent.py"): {
         "a state at the end of a prompt is changed in place": (
