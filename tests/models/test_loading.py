@@ -255,6 +255,10 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "an index of a pickle": (indexed("all.bin"), r"index\.json names all\.bin; allowed: \*\.safetensors"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "no tokenizer.json in it; use drafter=eagle"),
     "a tokenizer that is cut short": (half("tokenizer.json"), "its tokenizer cannot be loaded: "),
+    "an end of answers as text": (
+        text("generation_config.json", '{"eos_token_id": ["2"]}'),
+        r"eos_token_id=\['2'\]; allo",
+    ),
     "a damaged generation_config.json": (text("generation_config.json", '{"eos_'), "generation_config.json: "),
 }
 
