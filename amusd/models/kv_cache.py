@@ -26,7 +26,7 @@ from amusd.models.recurrent import StateHistory, StatePart
 from amusd.sampling.sampler import send
 
 _ALIGNMENT = 64
-_FEATURES = (-1, "features")  # beside the keys and values of the layers: they move and are wiped with these
+_FEATURES = (-1, "features")  # stored like the keys and values of a layer, to move and be wiped with them
 
 
 class KVMemory:

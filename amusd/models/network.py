@@ -38,7 +38,7 @@ class Network(ABC):
     attention_shape: tuple[int, int, int] | None = None
     """Query heads, key heads and their size. None: some width is no multiple of the CPU's vector.
 
-    Its rest may then be computed by other instructions.
+    Other instructions may then compute the last numbers of a row.
     """
 
     @abstractmethod
