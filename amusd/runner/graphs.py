@@ -89,7 +89,7 @@ def _capturing(device: torch.device, pool: Any) -> Iterator[None]:
 
 
 def wait_for(device: torch.device, check: Callable[[], None] = lambda: None) -> None:
-    """Wait for all work given to a GPU. Raises `DeviceError` after `DEVICE_SECONDS`.
+    """Wait for all work given to `device`, if it is a GPU. Raises `DeviceError` after `DEVICE_SECONDS`.
 
     `check` is called every few milliseconds and may raise. Other threads run meanwhile.
     """
