@@ -142,8 +142,8 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
     """The column of one row with the largest score, on a CPU; the largest logit must be finite.
 
-    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Few others have counters that
-    are small enough for the noise that they need to win.
+    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Then only those whose counters
+    are small enough for the noise that could still win.
     """
     if scale == 0:
         return int(logits.argmax())
