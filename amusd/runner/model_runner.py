@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.errors import DeviceError, PeerError, RankLostError
+from amusd.errors import ConfigError, DeviceError, PeerError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
@@ -112,7 +112,7 @@ class ModelRunner:
             cache.truncate(0)
             self._is_prepared = True
         for sampler in (None, *samplers):
-            self.compute(Prepare(cache, steps), sampler)
+            self.compute(Prepare(cache, steps, self.options.dtype), sampler)
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens without logits, in chunks whose borders depend on the position alone."""
@@ -169,7 +169,10 @@ class ModelRunner:
         """`batch`: the rows of a `Forward`, laid out."""
         passes = self._eager or work.cache.captured
         match work:
-            case Prepare(cache, steps):
+            case Prepare(cache, steps, dtype):
+                if dtype != (own := self.options.dtype):  # NCCL would take one's bytes for the other's
+                    said = f"{dtype} on rank 0, {own} on rank {self.ranks.rank}"
+                    raise ConfigError(f"target.dtype=auto: {said}; allowed: the name of one dtype")
                 passes.prepare(cache, steps, sampler)
             case Prefill(cache, token_ids):
                 cache.put_in_order()
