@@ -86,7 +86,7 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
     given = {name if name == HEAD else first + name: tensor for name, tensor in stored.items()}
     ends = [given[name] for name in (EMBEDDING, HEAD) if name in given]
     # As in transformers, a stored head that differs from the embedding stays, even if the configuration ties them.
-    if config.tie_word_embeddings and ends and torch.equal(ends[0], ends[-1]):
+    if config.tie_word_embeddings and ends and (len(ends) == 1 or torch.equal(*ends)):
         given[EMBEDDING] = given[HEAD] = ends[0]
     shapes = weight_shapes(config) | bias_shapes(config)
     refuse_unread(path, given, shapes)

@@ -33,7 +33,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
     for names in (_weight_files(path, folder), *([name] for name in others)):
         if not is_local and not all((folder / name).exists() for name in names):
             folder = _download(str(path), *names)
-        if len(names) > 1 or (folder / names[0]).exists():
+        if names[0] not in (_WEIGHTS, *others) or (folder / names[0]).exists():  # those of an index must exist
             weights = dict[str, Tensor]()
             for tensors in [_read(path, folder / name) for name in names]:
                 if twice := weights.keys() & tensors.keys():

@@ -268,5 +268,8 @@ def _byte_of_character() -> Mapping[str, int]:
     return {chr(byte): byte for byte in printed} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
-def _as_ids(value: int | list[int] | None) -> frozenset[int]:
-    return frozenset((value,) if isinstance(value, int) else value or ())
+def _as_ids(value: Any) -> frozenset[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(each) is not int for each in ids):
+        raise ValueError(f"eos_token_id={value!r}; allowed: a number, a list of numbers, null")
+    return frozenset(ids)

@@ -209,9 +209,8 @@ def try_layers(path: str | Path, model: ModelRunner) -> None:
         return attend(layer)
 
     with torch.inference_mode():
-        logits = network(
-            token_ids, token_ids, counted, PassMemory(memory, range(number), None, states), with_logits=True
-        )
+        of_pass = PassMemory(memory, range(number), None, states)
+        logits = model.fetch(network(token_ids, token_ids, counted, of_pass, with_logits=True))
     if len(calls) != memory.num_layers:
         raise ConfigError(f"model {path}: not supported: its attention cannot be replaced")
     limit = float(logits.float().std()) * max(1e-3, 32 * torch.finfo(loaded_dtype(model.options.dtype)).eps)

@@ -6,6 +6,7 @@ All nodes at one distance from the root share one row of scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from amusd.errors import NotFiniteError
 from amusd.models.passes import check_finite
 from amusd.protocol.draft_tree import MIN_PROBABILITY, Guesses, Node
 from amusd.protocol.prefix_hash import num_common
+from amusd.runner.graphs import fetch, wait_for
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 
@@ -28,7 +30,8 @@ class BlockDrafter(Drafter):
         self._model = model
         self.max_length = model.max_length
         self._state = model.new_state()
-        self._sampling = SamplingState(model.vocab_size, model.output_ids, model.device)
+        self._fetch = partial(fetch, wait=partial(wait_for, model.device))
+        self._sampling = SamplingState(model.vocab_size, model.output_ids, model.device, fetch=self._fetch)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Compute nothing yet."""
@@ -57,9 +60,10 @@ class BlockDrafter(Drafter):
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
         """See `Drafter`; all places are scored at once, and again when the root has moved."""
         if root is not self._scored:  # a verdict may make a computed node the root
-            self._scored = root
             self._scores = self._state.score(root.position, root.token_id % self._model.num_ids)
+            self._largest = self._fetch(self._scores.float().amax(1)).numpy()
             self._guesses: dict[int, Guesses] = {}
+            self._scored = root
         if self.fan_out == 1:
             return super().expand(root, nodes, room)
         return [self._guess(path_to(root, node)) for node in nodes]
@@ -73,7 +77,7 @@ class BlockDrafter(Drafter):
         self._ranking.see(self.committed)
         inputs, scores = self._ranking.inputs_behind(self.length, [path]), self._scores[place : place + 1]
         try:
-            check_finite(float(scores.max()))
+            check_finite(self._largest[place])
             (guesses,) = self._ranking.rank(scores, inputs)
         except NotFiniteError as error:
             say_not_finite(error)

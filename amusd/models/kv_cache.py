@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from amusd.models.recurrent import StateHistory, StatePart
+from amusd.sampling.sampler import send
 
 _ALIGNMENT = 64
-_FEATURES = (-1, "features")  # beside the keys and values of the layers: they move and are wiped with these
+_FEATURES = (-1, "features")  # stored like the keys and values of a layer, to move and be wiped with them
 
 
 class KVMemory:
@@ -50,16 +51,17 @@ class KVMemory:
 
     def wipe(self, slots: Tensor) -> None:
         """Write zeros at `slots` [n] int64, on the host."""
+        slots = self._sent(slots)
         with torch.inference_mode():  # in which passes write
             for tensor in self._tensors.values():
-                tensor.index_fill_(1, slots.to(tensor.device), 0)
+                tensor.index_fill_(1, slots, 0)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots `sources` [n] to `targets` [n]."""
+        """Copy slots `sources` [n] to `targets` [n], both on the host."""
+        sources, targets = self._sent(sources), self._sent(targets)
         with torch.inference_mode():  # in which passes write
             for tensor in self._tensors.values():
-                moved = tensor.index_select(1, sources.to(tensor.device))
-                tensor.index_copy_(1, targets.to(tensor.device), moved)
+                tensor.index_copy_(1, targets, tensor.index_select(1, sources))
 
     def joint(self, layer_idx: int, num_heads: int, head_dim: int, device: torch.device) -> Tensor:
         """[num_heads, slots, head_dim]: a layer's keys and values, which the caller writes."""
@@ -85,6 +87,10 @@ class KVMemory:
         else:
             tensor.index_copy_(1, slots, states.to(self.dtype))
         return tensor
+
+    def _sent(self, slots: Tensor) -> Tensor:
+        """`slots`, from the host, on the device of the tensors."""
+        return send(slots, next(iter(self._tensors.values()), slots).device)
 
     def _tensor(self, part: tuple[int, str], num_heads: int, dim: int, device: torch.device) -> Tensor:
         if part not in self._tensors:  # only the model knows its shape

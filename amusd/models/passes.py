@@ -102,6 +102,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     cache: KVCache
     steps: int
     """Most steps of a pass."""
+    dtype: str
+    """Rank 0's, which all ranks must have."""
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from amusd.errors import AmusdError, DeviceError, first_line
 from amusd.transport.base import give_way
@@ -87,12 +88,15 @@ def _capturing(device: torch.device, pool: Any) -> Iterator[None]:
             gc.enable()
 
 
-def wait_for(device: torch.device, event: Any, check: Callable[[], None]) -> None:
-    """Wait for all work given to a GPU, with an `event` of torch. Raises `DeviceError` after `DEVICE_SECONDS`.
+def wait_for(device: torch.device, check: Callable[[], None] = lambda: None) -> None:
+    """Wait for all work given to `device`, if it is a GPU. Raises `DeviceError` after `DEVICE_SECONDS`.
 
     `check` is called every few milliseconds and may raise. Other threads run meanwhile.
     """
+    if device.type == "cpu":
+        return
     with torch.cuda.device(device):
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is untyped here
         event.record()
     now = time.monotonic()
     deadline, next_check = now + DEVICE_SECONDS, now + _CHECK_SECONDS
@@ -104,3 +108,11 @@ def wait_for(device: torch.device, event: Any, check: Callable[[], None]) -> Non
         if now > next_check:
             check()
             next_check = now + _CHECK_SECONDS
+
+
+def fetch(found: Tensor, wait: Callable[[], None]) -> Tensor:
+    """A copy on the host, by way of pinned memory, once `wait` has waited for the device."""
+    on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.device.type == "cuda")
+    on_host.copy_(found, non_blocking=True)
+    wait()
+    return on_host

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.errors import DeviceError, PeerError, RankLostError
+from amusd.errors import ConfigError, DeviceError, PeerError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.passes import Forward, Keep, ModelOutput, Prefill, Prepare, RankCommand, Rows, Wipe, lay_out
@@ -30,7 +29,7 @@ from amusd.models.recurrent import StateHistory, StateShelf
 from amusd.runner.captured import CapturedPasses
 from amusd.runner.eager import EagerPasses
 from amusd.runner.fallback import find_way
-from amusd.runner.graphs import wait_for
+from amusd.runner.graphs import fetch, wait_for
 from amusd.runner.load_options import LoadOptions
 from amusd.sampling.sampler import RowSampler, SamplingState, send
 
@@ -61,14 +60,11 @@ class ModelRunner:
         self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
         self._sampling: WeakKeyDictionary[KVMemory, SamplingState] = WeakKeyDictionary()
         self._is_prepared = False
-        self._event: Any = None
-        if network.device.type == "cuda":
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is untyped here
         self._eager = None
         if self.capture is None:
             # How the sums of ranks are rounded may depend on the place of a row.
-            fetch, is_alone = self.fetch if self.device.type == "cuda" else Tensor.cpu, self.ranks.size == 1
-            self._eager = EagerPasses(network, self.numerics, self.max_length, fetch, varies=is_alone)
+            copied, is_alone = self.fetch if self.device.type == "cuda" else Tensor.cpu, self.ranks.size == 1
+            self._eager = EagerPasses(network, self.numerics, self.max_length, copied, varies=is_alone)
 
     def new_cache(self, capacity: int, *, spare: int = 0) -> KVCache:
         """One of `new_caches`."""
@@ -116,7 +112,7 @@ class ModelRunner:
             cache.truncate(0)
             self._is_prepared = True
         for sampler in (None, *samplers):
-            self.compute(Prepare(cache, steps), sampler)
+            self.compute(Prepare(cache, steps, self.options.dtype), sampler)
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens without logits, in chunks whose borders depend on the position alone."""
@@ -173,7 +169,10 @@ class ModelRunner:
         """`batch`: the rows of a `Forward`, laid out."""
         passes = self._eager or work.cache.captured
         match work:
-            case Prepare(cache, steps):
+            case Prepare(cache, steps, dtype):
+                if dtype != (own := self.options.dtype):  # NCCL would take one's bytes for the other's
+                    said = f"{dtype} on rank 0, {own} on rank {self.ranks.rank}"
+                    raise ConfigError(f"target.dtype=auto: {said}; allowed: the name of one dtype")
                 passes.prepare(cache, steps, sampler)
             case Prefill(cache, token_ids):
                 cache.put_in_order()
@@ -228,18 +227,14 @@ class ModelRunner:
         return self._sampling[memory], cache.number
 
     def fetch(self, found: Tensor) -> Tensor:
-        """A copy on the host, by way of pinned memory. Raises as `wait`."""
-        on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=self.device.type == "cuda")
-        on_host.copy_(found, non_blocking=True)
-        self.wait()
-        return on_host
+        """A copy on the host. Raises as `wait`."""
+        return fetch(found, self.wait)
 
     def wait(self) -> None:
         """Wait for the device. Raises `DeviceError` after a deadline, `RankLostError` for several ranks."""
         ranks = self.ranks
         try:
-            if self._event is not None:
-                wait_for(self.device, self._event, ranks.check)
+            wait_for(self.device, ranks.check)
         except DeviceError as error:
             if ranks.size == 1:
                 raise
@@ -284,5 +279,5 @@ def extend(model: ModelRunner, token_ids: Sequence[int], cache: KVCache, num_tok
         pending, steps = chosen[-1:] or token_ids, min(model.tokens_per_step, num_tokens - len(chosen))
         [output] = model.run([Rows(pending, cache)], steps)
         columns = output.choose()[len(pending) - 1 :]
-        chosen += columns if model.output_ids is None else model.output_ids[columns].tolist()
+        chosen += model.sampling_state(cache)[0].ids[columns].tolist()
     return chosen

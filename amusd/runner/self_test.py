@@ -34,7 +34,7 @@ def measure_width_invariance(
         for _ in range(num_tokens):
             [output] = model.run([Rows(tokens[-1:], caches[0])])
             output.check()
-            expected.append(output.logits[0].clone())  # [vocab]
+            expected.append(model.fetch(output.logits[0]))  # [vocab]
             tokens.append(int(expected[-1].argmax()))
         for pass_tokens in ways:
             caches[0].truncate(0)
@@ -56,7 +56,7 @@ def _in_paths(model: ModelRunner, tokens: Sequence[int], caches: Sequence[KVCach
         others = [(tokens[start + 1] + number) % model.vocab_size for number in range(1, num_others + 1)]
         rows = [tokens[start], *others, tokens[start + 1]]
         scores = model.run([Rows(rows, cache, parents=[0] * (num_others + 1))])[0].logits
-        found += [(start, scores[0].clone()), (start + 1, scores[-1].clone())]
+        found += [(start, model.fetch(scores[0])), (start + 1, model.fetch(scores[-1]))]
         model.keep([0, num_others + 1], cache)
     return found
 
@@ -76,5 +76,5 @@ def _in_batches(model: ModelRunner, tokens: Sequence[int], caches: Sequence[KVCa
                 batch.append(Rows(block, cache))
         place = next(places) % len(batch)
         batch.insert(place, batch.pop(0))
-        found += enumerate(model.run(batch)[place].logits.clone(), start=first)
+        found += enumerate(model.fetch(model.run(batch)[place].logits), start=first)
     return found

@@ -123,8 +123,8 @@ class Ranking(SequenceSampler):
     ) -> list[Guesses]:
         """The likeliest tokens of each row of `logits` [rows, columns], the best first.
 
-        Each largest logit is finite. Probabilities are above 0 and sum to at most 1. `packed`, `mixtures`: see
-        `inputs_behind`. `outputs`: of the sampler, if computed in the pass.
+        Each row's largest logit must be finite. Probabilities are above 0 and sum to at most 1. `packed`, `mixtures`:
+        see `inputs_behind`. `outputs`: of the sampler, if computed in the pass.
         """
         if outputs is None:
             found = self.sampler.ranks_of(logits.float(), self.state.send(torch.from_numpy(packed)))

@@ -33,7 +33,7 @@ class SamplerInputs(NamedTuple):
     top_p: Any
     """[rows] number; above 1: none."""
     margin: Any
-    """[rows] number: how much less than the largest a logit may be, below 0."""
+    """[rows] number, at most 0: a logit this far below the largest is kept; minus infinity: all are."""
     sharpness: Any
     """[rows] number: 1 / temperature."""
     penalties: Any

@@ -10,6 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from fake_cuda.device import fake_cuda
+from gpu.nccl_rank import small_model
+from gpu.test_nccl import decoded
 from models.fake_nccl import FakeNccl
 
 from amusd.runner.process_group import ProcessGroup
@@ -82,6 +84,12 @@ def test_operators_give_on_meta_the_shapes_that_they_give_on_a_cpu() -> None:
         found = compute(*(operand.to("meta") for operand in operands)), compute(*operands)
         shapes, expected = ([(each.shape, each.dtype, each.stride()) for each in results] for results in found)
         assert shapes == expected, name
+
+
+def test_the_tests_of_two_gpus_decode_with_and_without_graphs() -> None:
+    with fake_cuda(values=True):
+        computed_anew, graphs = (decoded(small_model("cuda:0", captures=captures)) for captures in (False, True))
+    assert graphs == computed_anew
 
 
 # The steps of the GPU proof's `smoke`, as they run on a GPU

@@ -20,15 +20,19 @@ from fake_cuda.workers import Target, TreeDraft
 from models import tiny
 from models.test_block_models import medusa_weights, save_dflash, save_medusa
 from models.test_eagle import LAYERS, OPTIONS, random
+from passes import forward
 
 from amusd.checkpoints.draft_networks import DFlashState, MedusaState, load_published
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
+from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.model import ModelDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import DeviceError
 from amusd.protocol.draft_tree import Node
+from amusd.runner.model_runner import extend
+from amusd.runner.self_test import measure_width_invariance
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
 FILTERS = Distribution(temperature=0.3, top_k=40, top_p=0.95, seed=3)
@@ -151,11 +155,20 @@ def test_chains_of_several_sequences_share_graphs_and_replays_at_a_temperature()
     assert len(part.replays) == 4
 
 
-@pytest.mark.parametrize("kind", ["medusa", "dflash"])
-def test_scoring_a_block_never_makes_the_host_wait(kind: str, tmp_path: Path) -> None:
+Load = Callable[[str], Any]
+
+
+@pytest.fixture(params=["medusa", "dflash"])
+def load_blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Load:
+    """Loads a drafter that scores blocks onto a device."""
+    kind = str(request.param)
     tiny.save_checkpoint(tmp_path, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
     folder = save_medusa(tmp_path / kind, medusa_weights()) if kind == "medusa" else save_dflash(tmp_path / kind)
-    expected = load_published(folder, tmp_path, OPTIONS, kind)
+    return lambda device: load_published(folder, tmp_path, replace(OPTIONS, device=device), kind)
+
+
+def test_scoring_a_block_never_makes_the_host_wait(load_blocks: Load) -> None:
+    expected = load_blocks("cpu")
     features = random(9, expected.feature_width, seed=1)
 
     def scored(state: DFlashState | MedusaState) -> torch.Tensor:
@@ -164,13 +177,47 @@ def test_scoring_a_block_never_makes_the_host_wait(kind: str, tmp_path: Path) ->
         return state.score(9, 5)
 
     with fake_cuda(values=True) as gpus:
-        state = load_published(folder, tmp_path, replace(OPTIONS, device="cuda:0"), kind).new_state()
+        state = load_blocks("cuda:0").new_state()
         scored(state)
         with gpus.recorded() as part:
             scores = scored(state)
         assert stops(part) == (0, 0)
         assert part.copies
         torch.testing.assert_close(scores.cpu(), scored(expected.new_state()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fan_out", [1, 4])
+def test_guesses_from_a_block_wait_with_a_deadline(load_blocks: Load, fan_out: int) -> None:
+    with fake_cuda(values=True) as gpus:
+        drafter = BlockDrafter(load_blocks("cuda:0"))
+        drafter.open(PROMPT[:10], 60, fan_out)
+        drafter.take_features(0, random(9, drafter._model.feature_width, seed=1))
+        root = Node(None, PROMPT[9], 9, 1.0, 1.0)
+        with gpus.recorded() as part:
+            assert drafter.expand(root, [root], room=2)
+    assert stops(part) == (1 + 2 // fan_out + fan_out // 4, 0)
+
+
+@pytest.mark.parametrize("sort", ["prefill", "wipe", "measure", "extend"])
+def test_nothing_that_is_asked_beside_passes_waits_without_a_deadline(sort: str) -> None:
+    with fake_cuda(values=True) as gpus:
+        model = builders.small("cuda:0", capture=builders.capture_for("cuda:0", cuda_graphs=False))
+        model.output_ids = torch.arange(model.vocab_size).to("cuda:0")
+        cache = model.new_cache(60)
+        model.prefill(PROMPT, cache)
+        forward(model, [1, 2, 3], cache, parents=[0, 0])
+        model.keep([0, 2], cache)
+        model.sampling_state(cache)  # which is made at the start
+        work: dict[str, Callable[[], object]] = {
+            "prefill": lambda: model.prefill([4, 5], cache),
+            "wipe": lambda: model.wipe(cache),
+            "measure": lambda: measure_width_invariance(model, PROMPT, 12),
+            "extend": lambda: extend(model, [4], cache, 3),
+        }
+        with gpus.recorded() as part:
+            work[sort]()
+    assert part.copies
+    assert not part.blocking_copies
 
 
 def test_a_pass_that_is_not_captured_stops_the_host_once() -> None:

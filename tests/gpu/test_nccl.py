@@ -132,7 +132,7 @@ def two_ranks(folder: Path, *, captures: bool, num_commands: int | None = None) 
 
 def decoded(model: ModelRunner) -> list[list[int]]:
     cache = model.new_cache(120)
-    model.prepare(cache)
+    model.prepare(cache, steps=model.tokens_per_step)
     model.prefill(PROMPT[:-1], cache)
     chosen = [extend(model, PROMPT[-1:], cache, 24)]
     cache.truncate(20)

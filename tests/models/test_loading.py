@@ -18,7 +18,7 @@ import transformers
 from lines import logged
 from models import tiny
 from models.blocks import check_logits, random_ids, stock_logits
-from models.published import CONFIGS, change_weights, write, write_config
+from models.published import CONFIGS, change_weights, damage_weights, write, write_config
 from passes import forward, prefilled
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -218,12 +218,12 @@ def twice(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "first.safetensors")
 
 
-def indexed(*names: str) -> Damage:
-    """The weights are in pickles of these names, and an index says so."""
+def indexed(*names: str, kept: bool = True) -> Damage:
+    """The weights are in pickles of these names, perhaps not `kept`, and an index says so."""
 
     def move(folder: Path) -> None:
         weights = load_file(folder / WEIGHTS)
-        for name in names:
+        for name in names if kept else ():
             torch.save(weights, folder / name)
         index = {"weight_map": {weight: name for name in names for weight in weights}}
         (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
@@ -250,12 +250,23 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "AWQ": (setting(quantization_config={"quant_method": "awq", "bits": 4}), "ImportError: .*gptqmodel"),
     "weights that are cut short": (half(WEIGHTS), f"{WEIGHTS}: "),
     "no weights": (without(WEIGHTS), f"none of {WEIGHTS}, {WEIGHTS}.index.json in it; a checkpoint is"),
+    "an index of one file that is missing": (indexed("one.safetensors", kept=False), "one.safetensors: No such file"),
     "an index of nothing": (indexed(), r"index\.json names no file; allowed: \*\.safetensors"),
     "an index of a pickle": (indexed("all.bin"), r"index\.json names all\.bin; allowed: \*\.safetensors"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "no tokenizer.json in it; use drafter=eagle"),
     "a tokenizer that is cut short": (half("tokenizer.json"), "its tokenizer cannot be loaded: "),
+    "an end of answers as text": (
+        text("generation_config.json", '{"eos_token_id": ["2"]}'),
+        r"eos_token_id=\['2'\]; allo",
+    ),
     "a damaged generation_config.json": (text("generation_config.json", '{"eos_'), "generation_config.json: "),
 }
+
+
+def test_tied_weights_that_are_no_numbers_are_one_tensor_too(tmp_path: Path) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config(tie_word_embeddings=True))
+    damage_weights(tmp_path)
+    assert load(tmp_path).vocab_size == tiny.VOCAB
 
 
 def refusal(load: Load, model: Path | str) -> str:

@@ -121,6 +121,9 @@ def test_a_gpu_computes_the_same_without_graphs(name: str) -> None:
             for parts in (module._parameters, module._buffers):
                 parts |= {key: part.detach().to("cuda:0") for key, part in parts.items() if part is not None}
         model = our_model(name, model=stock, device="cuda:0", capture=capture_for("cuda:0", cuda_graphs=True))
+        with gpus.recorded() as part:
+            try_layers("a model", model)
+        assert part.blocking_copies == []
         caches = model.new_caches(2, 100)
         for cache in caches:
             model.prepare(cache)

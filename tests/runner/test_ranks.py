@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -118,6 +119,24 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
 ) -> None:
     with followed(tmp_path, 2, lambda rank: rank.close(mistake)) as (leader, _), pytest.raises(expected, match=message):
         leader.await_followers("cpu", DEADLINE_SECONDS)
+
+
+def test_ranks_that_would_compute_in_other_dtypes_are_refused(tmp_path: Path) -> None:
+    """NCCL would take the bytes of one 16-bit dtype for those of the other."""
+
+    def make(ranks: Ranks, dtype: str) -> ModelRunner:
+        model = lean_model(STOCK, ranks=ranks)
+        model.options = replace(model.options, dtype=dtype)
+        return model
+
+    with followed(tmp_path, 2, following(lambda ranks: make(ranks, "float16"))) as (leader, followers):
+        model = make(leader, "bfloat16")
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        cache = model.new_cache(8)
+        model.prepare(cache)
+        assert isinstance(followers[0].exception(DEADLINE_SECONDS), ConfigError)
+        with pytest.raises(ConfigError, match=r"^target\.dtype=auto: bfloat16 on rank 0, float16 on rank 1"):
+            forward(model, [1, 2], cache)
 
 
 def test_a_follower_of_another_version_is_not_waited_for(tmp_path: Path) -> None:
