@@ -733,6 +733,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/ranks.py", "tests/runner/test_ranks.py"): {
         "the rank of another version is not named": ('ConfigError(f"rank {rank} of the target: {error}")', "error"),
     },
+    ("amusd/tracing/recorder.py", "tests/tracing/test_metrics.py"): {
+        "a refused run has a second line": (" and path.parent.parent.is_dir():", ":"),
+    },
     ("launch/compose.py", "tests/launch/test_compose.py"): {
         "an interpolation in a text is resolved": ("    text = re.sub(", "    re.sub("),
         "a pair's drafter holds over the one chosen": ("] if has_rival else []", "] if False else []"),
