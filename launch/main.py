@@ -139,6 +139,7 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
 
     from .compose import CONFIG_NAME, HYDRA_VERSION, conf_folder, store_defaults
 
+    console = Console()  # raises without standard output, to which Hydra would print
     store_defaults()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, not printed
     decorate = hydra.main(version_base=HYDRA_VERSION, config_path=str(conf_folder()), config_name=CONFIG_NAME)
@@ -150,8 +151,7 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
-        if sys.stdout is not None:
-            Console().text("", end="")  # flushes what Hydra has printed
+        console.text("", end="")  # flushes what Hydra has printed
     return 0
 
 
