@@ -21,7 +21,7 @@ from amusd.config import RunConfig, WorkloadConfig
 from amusd.config.commands import DEFAULT_PROMPTS
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
-from amusd.settings import Text, to_mapping
+from amusd.settings import Text, shown, to_mapping
 
 _EXPECTED = (
     "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
@@ -115,7 +115,8 @@ def _read(config: WorkloadConfig) -> str:
             raise ConfigError(f"workload.path={path}: not a regular file; it has to be read more than once")
         return path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except (OSError, ValueError) as error:
-        raise ConfigError(f"workload.path={path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"workload.path={shown(path)}: cannot be read ({why})") from error
 
 
 def user_prompt(text: str) -> WorkloadPrompt:
