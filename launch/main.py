@@ -12,7 +12,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,7 +97,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
 
     from .compose import errors_of_hydra, for_hydra, text_of
     from .jobs import Jobs
-    from .run_directory import OVERRIDES_FILE, new_folder
+    from .run_directory import OVERRIDES_FILE, new_folder, sole_sweep
 
     folders = [text_of(argument) for argument in arguments if argument.startswith("run_dir=")]
     folder = Path(folders[-1]) if folders else new_folder()
@@ -112,16 +112,15 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     if is_sweep and not COMMANDS[command].has_result:
         raise ConfigError(f"-m: `amusd {command}` has one configuration; leave -m out")
     own = [word for word in words if word not in typed]
-    with closing(Jobs(command)) as jobs:
+    with closing(Jobs(command)) as jobs, sole_sweep(folder) if is_sweep else nullcontext():
         try:
             with errors_of_hydra(typed):
                 code = _hydra(jobs, [*for_hydra(typed, own_config=bool(options.config_name)), *own], f"amusd {command}")
-        except ConfigError:
-            if is_sweep and is_new and not any(folder.glob(f"**/{OVERRIDES_FILE}")):
-                shutil.rmtree(folder, ignore_errors=True)  # no job has begun
-            raise
-        except KeyboardInterrupt:
-            if is_sweep and folder.is_dir():
+        except (ConfigError, KeyboardInterrupt) as end:
+            has_jobs = is_sweep and any(folder.glob(f"**/{OVERRIDES_FILE}"))
+            if is_sweep and is_new and not has_jobs:
+                shutil.rmtree(folder, ignore_errors=True)
+            if has_jobs and isinstance(end, KeyboardInterrupt):
                 _summarize(folder, is_json=is_json)
                 logger.info(f"interrupted; the same command with run_dir={folder} goes on from here")
             raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import fcntl
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -83,6 +85,23 @@ def run_directory(config: RunConfig) -> Iterator[Path]:
         logger.info(f"run directory: {directory}")
         keep_traceback(directory, "target", error)
         raise
+
+
+@contextmanager
+def sole_sweep(folder: Path) -> Iterator[None]:
+    """Make the folder of a sweep, and keep other sweeps out. Raises `ConfigError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        has_other = isinstance(error, BlockingIOError)
+        why = "another sweep writes to it" if has_other else f"cannot be used ({error.strerror})"
+        raise ConfigError(f"run_dir={folder}: {why}") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def clear_run(directory: Path) -> None:

@@ -144,6 +144,7 @@ def test_a_signal_before_the_first_job_of_a_sweep_is_no_mistake(
     monkeypatch.setattr("launch.main._hydra", Mock(side_effect=KeyboardInterrupt(15)))
     assert main(["generate", "-m", "max_lookahead=4,8"]) == 128 + 15
     assert capsys.readouterr() == ("", "")
+    assert list(tmp_path.glob("runs/*")) == []
 
 
 def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
+from launch.main import main
 from launch.run_directory import clear_run, create_run_directory, is_done, read_config, summarize, summary_table
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.warm import Popen
@@ -108,6 +110,19 @@ def test_a_sweep_over_drafters_holds_over_that_of_a_pair(tmp_path: Path) -> None
     done = run(amusd_command("simulate", "-m", "pair=qwen3_8b", "drafter=ngram,self", *given), tmp_path)
     assert done.returncode == 0, done.stderr
     assert [read_config(tmp_path / "out" / name).drafter.kind for name in "01"] == ["ngram", "self"]
+
+
+def test_a_folder_is_for_one_sweep_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["simulate", "-m", "accept=0.8", "verify_ms=25", "draft_ms=2.5", f"run_dir={tmp_path}"]
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another sweep does
+    assert main([*sweep, "simulate.num_tokens=8"]) == 2
+    assert capsys.readouterr() == ("", f"amusd: run_dir={tmp_path}: another sweep writes to it\n")
+    assert list(tmp_path.iterdir()) == []
+    os.close(descriptor)
+    assert main([*sweep, "promt=x"]) == 2  # which gives the folder back
+    assert main([*sweep, "simulate.num_tokens=8"]) == 0
+    assert (tmp_path / "sweep.json").is_file()
 
 
 def test_a_job_is_done_if_it_was_whole_had_a_draft_all_along_and_the_same_settings(tmp_path: Path) -> None:

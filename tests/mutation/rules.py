@@ -755,6 +755,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "all replicas of a machine take the same cores": ("pin_cores=False", "pin_cores=True"),
     },
     ("launch/run_directory.py", "tests/launch/test_sweep.py"): {
+        "two sweeps share a folder": (" | fcntl.LOCK_NB", " & fcntl.LOCK_NB"),
         "a job whose draft was lost is done": (' or {"draft_failure", "draft_losses"} & result.keys()', ""),
     },
     ("launch/signals.py", "tests/launch/test_signals.py"): {
