@@ -99,8 +99,8 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     from .jobs import Jobs
     from .run_directory import OVERRIDES_FILE, new_folder, sole_sweep
 
-    folders = [text_of(argument) for argument in arguments if argument.startswith("run_dir=")]
-    folder = Path(folders[-1]) if folders else new_folder()
+    named = [text_of(argument) for argument in arguments if re.match(r"\+*run_dir=", argument)]
+    folder = new_folder() if not named or named[-1] in ("", "null") else Path(named[-1])
     is_new = not folder.exists()
     # Hydra's parser wants all overrides in a row
     words = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)

@@ -112,6 +112,17 @@ def test_a_sweep_over_drafters_holds_over_that_of_a_pair(tmp_path: Path) -> None
     assert [read_config(tmp_path / "out" / name).drafter.kind for name in "01"] == ["ngram", "self"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "folder"), [("run_dir=", "runs/*"), ("run_dir=null", "runs/*"), ("++run_dir=own", "own")]
+)
+def test_a_sweep_takes_every_form_of_its_folder(
+    typed: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "-m", "accept=0.8", "verify_ms=25", "draft_ms=2.5", "simulate.num_tokens=8", typed]) == 0
+    assert [path.parent.match(folder) for path in tmp_path.rglob("sweep.json")] == [True]
+
+
 def test_a_folder_is_for_one_sweep_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["simulate", "-m", "accept=0.8", "verify_ms=25", "draft_ms=2.5", f"run_dir={tmp_path}"]
     descriptor = os.open(tmp_path, os.O_RDONLY)
