@@ -170,6 +170,8 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     return WorkloadPrompt(number, turns, category, question_id, later)
 
 
+_NO_ANSWER = "is no answer that `amusd generate` has written"
+_BEGINNING = b'{"id": '
 _DECISIVE = ("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept")
 
 
@@ -205,7 +207,7 @@ class AnswersFile:
             try:
                 answer = msgspec.json.decode(line, type=_Answer)
             except (ValueError, RecursionError):
-                raise self._refusal(number, "is no answer that `amusd generate` has written") from None
+                raise self._refusal(number, _NO_ANSWER) from None
             if answer.settings != self._settings:
                 raise self._refusal(number, "was answered with other settings")
             place = next((place for place, prompt in enumerate(rest) if prompt.number == answer.id), None)
@@ -237,7 +239,11 @@ class AnswersFile:
             if self.path.exists() and not self.path.is_file():
                 raise ConfigError(f"out={self.path}: not a regular file; it has to be read, too")
             with self.path.open("rb") as file:
-                yield from (line for line in file if line.endswith(b"\n"))
+                for number, line in enumerate(file, start=1):
+                    if line.endswith(b"\n"):
+                        yield line
+                    elif not _BEGINNING.startswith(line[: len(_BEGINNING)]):
+                        raise self._refusal(number, _NO_ANSWER)
         except FileNotFoundError:
             return
         except OSError as error:

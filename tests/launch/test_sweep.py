@@ -17,7 +17,15 @@ import pytest
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
 from launch.main import main
-from launch.run_directory import clear_run, create_run_directory, is_done, read_config, summarize, summary_table
+from launch.run_directory import (
+    clear_run,
+    create_run_directory,
+    is_done,
+    read_config,
+    run_directory,
+    summarize,
+    summary_table,
+)
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.warm import Popen
 
@@ -34,13 +42,21 @@ def test_a_run_directory_holds_the_resolved_configuration_and_the_environment(tm
     assert environment["cpu"]["cores"] >= environment["cpu"]["allowed_cores"] >= 1
 
 
-@pytest.mark.parametrize("mark", ["config.yaml", "sweep.json"])
+@pytest.mark.parametrize("mark", ["config.yaml", "sweep.json", "answers.jsonl"])
 def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
     (tmp_path / mark).write_text("old")
     with pytest.raises(ConfigError, match=f"already holds a run \\({mark}\\)"):
         create_run_directory(RunConfig(run_dir=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == [mark]
     assert (tmp_path / mark).read_text() == "old"
+
+
+def test_a_refused_run_leaves_the_answers_that_it_was_to_add_to(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text("old")
+    config = RunConfig(run_dir=str(tmp_path), out=str(tmp_path / "answers.jsonl"))
+    with pytest.raises(ConfigError, match="no"), run_directory(config):
+        raise ConfigError("no")
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.jsonl"]
 
 
 def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: Path) -> None:

@@ -695,6 +695,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a message may have several lines": ("record.getMessage().splitlines()", "[record.getMessage()]"),
     },
     ("amusd/workload.py", "tests/commands/test_generate.py"): {
+        "a line of somebody else's is cut off": ("line[: len(_BEGINNING)]", "line[:1]"),
         "a file is begun anew": ("AnswersFile(config).rest(", "list("),
         "a conversation goes on without its answers": ('{"role": "assistant", "content": answer}, ', ""),
     },
@@ -755,6 +756,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "all replicas of a machine take the same cores": ("pin_cores=False", "pin_cores=True"),
     },
     ("launch/run_directory.py", "tests/launch/test_sweep.py"): {
+        "a refused run deletes answers": ("    clear_run(directory, ())", "    clear_run(directory)"),
         "two sweeps share a folder": (" | fcntl.LOCK_NB", " & fcntl.LOCK_NB"),
         "a job whose draft was lost is done": (' or {"draft_failure", "draft_losses"} & result.keys()', ""),
     },
