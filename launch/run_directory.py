@@ -34,7 +34,7 @@ SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are in numbered folders."""
 EVENTS_FOLDER = "events"
 _FIRST_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
-_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
+_MARKS_OF_A_RUN = (*_FIRST_FILES, *MEASURED_FILES, SUMMARY_FILE, EVENTS_FOLDER)
 _HIDDEN = (
     *("tokens_per_second_per_device", "p50_inter_token_ms", "p99_inter_token_ms", "target_idle_fraction"),
     *("draft_idle_fraction", "wasted_draft_fraction", "mean_acceptance_length", "identical_to_autoregressive"),

@@ -42,7 +42,7 @@ def test_a_run_directory_holds_the_resolved_configuration_and_the_environment(tm
     assert environment["cpu"]["cores"] >= environment["cpu"]["allowed_cores"] >= 1
 
 
-@pytest.mark.parametrize("mark", ["config.yaml", "sweep.json", "answers.jsonl"])
+@pytest.mark.parametrize("mark", ["config.yaml", "sweep.json", "answers.jsonl", "partial.txt", "workers.json"])
 def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
     (tmp_path / mark).write_text("old")
     with pytest.raises(ConfigError, match=f"already holds a run \\({mark}\\)"):
