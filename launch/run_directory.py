@@ -72,7 +72,7 @@ def create_run_directory(config: RunConfig) -> Path:
 
 @contextmanager
 def run_directory(config: RunConfig) -> Iterator[Path]:
-    """As `create_run_directory`. Keeps the files of an interrupted or failed run, and deletes a refused one's."""
+    """Make a run directory. The files of an interrupted or failed run are kept, a refused run's are deleted."""
     directory = create_run_directory(config)
     try:
         yield directory
