@@ -42,7 +42,7 @@ from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.files import make_socket_folder
 from amusd.huge_pages import restart_with_huge_pages
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import check_devices, count_gpus, devices_of, link_devices, settle_devices, warn_of_sharing
+from amusd.runtime.devices import check_devices, count_gpus, devices_of, link_devices, warn_of_sharing, with_devices
 from amusd.runtime.draft_process import DraftProcess, DraftSource
 from amusd.runtime.workers import Rendezvous, check_workers
 from amusd.tracing.recorder import Recorder
@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
         if not own.is_apart:
             if own.rank == 0:
                 warn_of_sharing(config.engine())
-            config = dataclasses.replace(config, hardware=settle_devices(config.engine()))
+            config = dataclasses.replace(config, hardware=with_devices(config.engine()))
     except ConfigError as error:
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's own report ends with its content
             told = {"message": f"amusd: {error}", "timestamp": int(time.time())}

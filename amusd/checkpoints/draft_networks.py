@@ -109,9 +109,9 @@ class MedusaState:
         self._model = model
         self._last, self._feature = -1, torch.empty(0)
 
-    def keep(self, number: int) -> None:
-        """Keep the features of the first `number` positions: another sequence begins like this one."""
-        if self._last >= number:
+    def truncate(self, length: int) -> None:
+        """Keep the features of the first `length` positions: another sequence begins like this one."""
+        if self._last >= length:
             self._last, self._feature = -1, torch.empty(0)
 
     def take(self, start: int, features: Tensor) -> None:
@@ -159,9 +159,9 @@ class DFlashState:
         self._memory = KVMemory(model.num_slots, model.network.cache_dtype)
         self._known = torch.zeros(model.max_length, dtype=torch.bool)
 
-    def keep(self, number: int) -> None:
+    def truncate(self, length: int) -> None:
         """See `MedusaState`."""
-        self._known[number:] = False
+        self._known[length:] = False
 
     def take(self, start: int, features: Tensor) -> None:
         """See `MedusaState`."""

@@ -179,21 +179,21 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
 def try_model(path: str | Path, model: ModelRunner) -> None:
     """Compute a few tokens; with `fixed`, log a warning if their logits depend on the pass.
 
-    Raises `ConfigError` if transformers' code cannot compute a token, and as `settle_layers`.
+    Raises `ConfigError` if transformers' code cannot compute a token, and as `try_layers`.
     """
     found: list[float] = []
     cannot = "transformers' code for it, without kernels from a hub, cannot compute a token"
     with one_line_errors(path, cannot), contextlib.suppress(NotFiniteError):  # which an answer says
         if model.network.is_recurrent:
             with quiet_transformers():  # its fallbacks would say that they are slow
-                settle_layers(path, model)
+                try_layers(path, model)
         found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
     if model.options.numerics.fixed and any(found):
         line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
         logger.warning("model %s: %s", path, line)
 
 
-def settle_layers(path: str | Path, model: ModelRunner) -> None:
+def try_layers(path: str | Path, model: ModelRunner) -> None:
     """Try the recurrent layers; if several tokens after a state come out wrong, have them take one at a time.
 
     Raises `ConfigError` if the states cannot be rolled back, or the attention cannot be replaced.

@@ -37,7 +37,7 @@ from amusd.models.passes import Rows
 from amusd.protocol.draft_tree import Node, Transition
 from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import claim_device, device_of, free_bytes, settle_devices, warn_of_sharing
+from amusd.runtime.devices import claim_device, device_of, free_bytes, warn_of_sharing, with_devices
 from amusd.transport.factory import ON_ONE_MACHINE
 
 CONTEXT_LENGTH = 200
@@ -72,7 +72,7 @@ def run(job: Job) -> int:
     """
     engine = job.config.engine(max_num_seqs=1)
     warn_of_sharing(engine)
-    engine = replace(engine, hardware=settle_devices(engine))
+    engine = replace(engine, hardware=with_devices(engine))
     logger.info("messages over each link")
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")

@@ -189,8 +189,8 @@ def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[fl
     A pass should have waited if it began empty, and one was sent within this time.
     """
     tested = [event.num_accepted > 0 for event in passes if event.num_candidates]
-    seconds_ns = sum(own[-1].end_ns - own[0].start_ns for own in (part.passes for part in parts) if own)
-    worth_ns = statistics.fmean(tested or (0,)) * seconds_ns / sum(event.num_tokens for event in passes)
+    total_ns = sum(own[-1].end_ns - own[0].start_ns for own in (part.passes for part in parts) if own)
+    worth_ns = statistics.fmean(tested or (0,)) * total_ns / sum(event.num_tokens for event in passes)
     num_late = 0
     for part in parts:
         sent = [event for event in part.draft if isinstance(event, MessageEvent) and event.name == "send"]

@@ -32,7 +32,7 @@ class BlockDrafter(Drafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Compute nothing yet."""
-        self._state.keep(num_common(self.committed, token_ids[:-1]))
+        self._state.truncate(num_common(self.committed, token_ids[:-1]))
         super().open(token_ids, capacity, fan_out)
         self.is_ready = len(token_ids) == 1
         self._scored: Node | None = None

@@ -119,8 +119,8 @@ class ChainText:
         if isinstance(self._sampler, DraftSampler):
             assert output.wanted is not None
             logits, inputs = output.logits[row : row + 1], output.wanted.inputs[row : row + 1]
-            column, drawn_from = self._sampler.draw(logits, inputs)
-            self._drawn.append(drawn_from)
+            column, draft_probs = self._sampler.draw(logits, inputs)
+            self._drawn.append(draft_probs)
         return column if self._output_ids is None else self._output_ids[column]
 
     def _replace(self, start: int, token_ids: Sequence[int]) -> None:

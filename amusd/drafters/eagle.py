@@ -42,7 +42,7 @@ class EagleDrafter(Drafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Compute nothing yet: rows need features."""
-        self.slots.keep(num_common(self.committed, token_ids[:-1]))
+        self.slots.truncate_features(num_common(self.committed, token_ids[:-1]))
         super().open(token_ids, capacity, fan_out)
         self.is_ready = len(token_ids) == 1
         self.slots.open(self.committed, self.distribution, fan_out)
@@ -76,7 +76,7 @@ class FeatureSlots(TreeSlots):
         self._known = torch.zeros(model.max_length, dtype=torch.bool)
         self._first_position = 0
 
-    def keep(self, length: int) -> None:
+    def truncate_features(self, length: int) -> None:
         """Forget the features of positions from `length` on."""
         self._known[length:] = False
 

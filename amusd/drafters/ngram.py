@@ -99,10 +99,10 @@ class EarlierAnswers:
 class NgramCache:
     """Finds what followed a sequence's last tokens before, in it or in earlier answers."""
 
-    def __init__(self, min_match: int = 1, earlier: EarlierAnswers | None = None) -> None:
-        """`min_match`: least tokens that agree before a `continuation`; no more than `MAX_MATCH` are compared."""
+    def __init__(self, min_lookup: int = 1, earlier: EarlierAnswers | None = None) -> None:
+        """`min_lookup`: least tokens that agree before a `continuation`; no more than `MAX_MATCH` are compared."""
         self._earlier = earlier or EarlierAnswers(0)
-        doubled = (min_match << shift for shift in range(MAX_MATCH.bit_length()))
+        doubled = (min_lookup << shift for shift in range(MAX_MATCH.bit_length()))
         self._lookup_lengths = sorted((length for length in doubled if length <= MAX_MATCH), reverse=True)
         self._lengths = sorted({*_MIXED_LENGTHS, *self._lookup_lengths})
         self.open(())
@@ -136,7 +136,7 @@ class NgramCache:
     def continuation(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
         """Up to `max_tokens` tokens that followed the longest suffix, and how many tokens agree.
 
-        A continuation that reaches the end of the text repeats. Empty if fewer than `min_match` tokens agree.
+        A continuation that reaches the end of the text repeats. Empty if fewer than `min_lookup` tokens agree.
         """
         for length in self._lookup_lengths:
             if matches := self._matches(path, [length]):
@@ -160,11 +160,11 @@ class NgramCache:
 
 
 class NgramDrafter(Drafter):
-    """Proposes what followed the longest suffix, of `min_ngram` to `MAX_MATCH` tokens; in a tree, several tokens."""
+    """Proposes what followed the longest suffix, of `min_lookup` to `MAX_MATCH` tokens; in a tree, several tokens."""
 
-    def __init__(self, min_ngram: int = 1, earlier: EarlierAnswers | None = None) -> None:
-        self._min_ngram = min_ngram
-        self._ngrams = NgramCache(min_ngram, earlier)
+    def __init__(self, min_lookup: int = 1, earlier: EarlierAnswers | None = None) -> None:
+        self._min_lookup = min_lookup
+        self._ngrams = NgramCache(min_lookup, earlier)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """See `Drafter`."""
@@ -180,7 +180,7 @@ class NgramDrafter(Drafter):
         if self.fan_out == 1:
             return super().expand(root, nodes, room)
         found = [self._ngrams.continuations(path_to(root, node)) for node in nodes]
-        return [chances_of([one for one in own if one[1] >= self._min_ngram][: self.fan_out]) for own in found]
+        return [chances_of([one for one in own if one[1] >= self._min_lookup][: self.fan_out]) for own in found]
 
     def look_up(self) -> tuple[Sequence[int], float]:
         """The continuation of the longest suffix after a tree's committed tokens, and its chance."""

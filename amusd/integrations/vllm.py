@@ -33,10 +33,10 @@ from amusd.checkpoints.tokenizer import load_tokenizer
 from amusd.integrations.vllm_settings import ProposerConfig, settings_of
 from amusd.logs import warn_once
 from amusd.protocol.messages import Open
+from amusd.runtime.client_sequence import ClientSequence
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftSource
-from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.remote_drafter import LOOKAHEAD
 from amusd.tracing.recorder import Recorder
 
@@ -70,7 +70,7 @@ class Counts:
     """Number of lost drafts."""
 
 
-class _Row(DraftedSequence):
+class _Row(ClientSequence):
     """A row of vLLM's batch that the draft works on."""
 
     text: Ids
@@ -131,7 +131,7 @@ class Batch:
         self.client.drain()  # an answer may have come during the pass: else the draft would seem silent
         self._follow(texts)
         self._await_candidates(num_new)
-        self.client.settle(waits=False)
+        self.client.end_closed(waits=False)
         found = [self._candidates(row) if new else [] for row, new in zip(self._rows, num_new, strict=True)]
         self.counts.rows += sum(map(bool, num_new))
         self.counts.rows_without += sum(not each for each, new in zip(found, num_new, strict=True) if new)

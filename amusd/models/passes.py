@@ -137,7 +137,7 @@ class Wipe(msgspec.Struct, frozen=True, tag=True):
     cache: KVCache
 
 
-Command: TypeAlias = Prepare | Prefill | Forward | Keep | Wipe
+RankCommand: TypeAlias = Prepare | Prefill | Forward | Keep | Wipe
 """Work that all ranks of a model do at once."""
 
 

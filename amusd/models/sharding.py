@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amusd.models.passes import Command
+from amusd.models.passes import RankCommand
 from amusd.sampling.sampler import Level
 
 
@@ -49,7 +49,7 @@ class Ranks:
     def abort(self) -> None:
         """End the exchanges of a pass that failed. None works afterwards."""
 
-    def announce(self, work: Command, level: Level | None) -> None:
+    def announce(self, work: RankCommand, level: Level | None) -> None:
         """Tell the other ranks to do the same, with a sampler of this level."""
 
 

@@ -35,7 +35,7 @@ class TargetView:
     """The wait for one more candidate; 0 before the first wait."""
     longest_wait: float = math.inf
     """The time after which no candidate is expected any more."""
-    draft_is_silent: bool = False
+    waited_in_vain: bool = False
     """Whether no candidate has come since a wait in vain, or since the draft joined during the answer."""
     lead_gain: float = 0.0
     """Tokens that a pass gains by one more candidate at its beginning."""

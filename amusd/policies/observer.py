@@ -18,7 +18,7 @@ FIRST_PAUSE = 6
 """Passes of the first pause; four times as many after one that paid."""
 LONGEST = 1024
 """Most passes between pauses, and of a pause."""
-MOST_SLOWDOWN = 2.0
+CLEAR_YIELD = 2.0
 """The first pause is not tried while drafting yields this many tokens in the time of the quickest pass."""
 YIELD_MEMORY = 0.98
 """Weight of the past in the yields of drafting and of plain decoding, per pass."""
@@ -30,7 +30,7 @@ class DraftingSwitch:
     Drafting shares memory, power or a host with the target and widens passes, which costs time if the draft is hardly
     ever right. In a pause the target decodes alone and sends no verdicts.
 
-    A short first pause is tried early, unless drafting yields `MOST_SLOWDOWN` tokens in the time of the quickest pass.
+    A short first pause is tried early, unless drafting yields `CLEAR_YIELD` tokens in the time of the quickest pass.
     Later ones are tried if drafting yields less than plain decoding did, or less than one token in that time. Each
     pause ends, because text changes.
     """
@@ -65,7 +65,7 @@ class DraftingSwitch:
 
     def _judge_drafting(self) -> None:
         quickest, plain = self._quickest_rate, self._plain.value
-        bar = max(plain, quickest) if plain else MOST_SLOWDOWN * quickest
+        bar = max(plain, quickest) if plain else CLEAR_YIELD * quickest
         self.drafting_pays = self._drafting.value >= bar
 
     def _judge_pause(self) -> None:
@@ -123,7 +123,7 @@ class Observer:
         self._waited, self._waited_at = 0.0, 0
         """Seconds waited without a new candidate, and the number of candidates at hand."""
         self._verdict_sent = True
-        self._silent_at: int | None = None
+        self._vain_at: int | None = None
         """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
 
     @property
@@ -132,7 +132,7 @@ class Observer:
 
     def on_draft_joined(self) -> None:
         """Wait no more until a candidate comes: the draft must first take in the whole answer."""
-        self._silent_at = 0
+        self._vain_at = 0
 
     def exclude(self, ns: int) -> None:
         """Leave out the time of another sequence's prompt."""
@@ -156,7 +156,7 @@ class Observer:
             tokens_per_second=self._estimates.tokens_per_second.value,
             candidate_seconds=waits.candidate_seconds,
             longest_wait=waits.longest_seconds,
-            draft_is_silent=self._silent_at is not None and num_candidates <= self._silent_at,
+            waited_in_vain=self._vain_at is not None and num_candidates <= self._vain_at,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
             drafting_pays=self._switch.drafting_pays,
@@ -169,7 +169,7 @@ class Observer:
         waits = self._estimates.waits(num_before)
         longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
         if not came and seconds >= NEARLY * longest:  # a shorter one was ended by another message
-            self._silent_at = num_after
+            self._vain_at = num_after
         self._waited, self._waited_at = self._waited + seconds, num_before
         if came:
             waits.on_wait(self._waited, came=True)
@@ -191,7 +191,7 @@ class Observer:
         if self._waited:
             self._estimates.waits(self._waited_at).on_wait(self._waited, came=False)
             self._waited = 0.0
-        self._silent_at = 0 if view.draft_is_silent else None
+        self._vain_at = 0 if view.waited_in_vain else None
         pass_seconds = times.duration_ns / 1e9
         last_end_ns = times.start_ns if self._last_end_ns is None else self._last_end_ns
         seconds = (times.end_ns - last_end_ns) / 1e9

@@ -114,7 +114,7 @@ class AutoPolicy(Policy):
             return Verify(0, reason, -delay, sends_verdict=False)
         row_loss = view.row_seconds * max(view.tokens_per_second, view.plain_tokens_per_second)
         num_candidates = sum(chance > row_loss for chance in view.chances)
-        if not view.can_grow or view.draft_is_silent:
+        if not view.can_grow or view.waited_in_vain:
             return Verify(num_candidates, worth=-delay, min_chance=row_loss)
         loss = delay + row_loss
         if view.num_candidates:

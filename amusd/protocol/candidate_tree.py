@@ -34,7 +34,7 @@ class CandidateNode:
     token_id: int
     number: int
     weight: int
-    probs: Any
+    draft_probs: Any
     position: int = 0
     children: dict[int, CandidateNode] = field(default_factory=dict)
     """By token id."""
@@ -133,7 +133,7 @@ class CandidateTree:
             candidates=tuple(nodes[place - 1].token_id for place in main[1:]),
             alternatives=tuple(nodes[place - 1].token_id for place in others),
             alternative_parents=tuple(rows[parents[place - 1]] for place in others),
-            drawn_from=tuple(nodes[place - 1].probs for place in main[1:]),
+            draft_probs=tuple(nodes[place - 1].draft_probs for place in main[1:]),
         )
 
     def advance(self, token_ids: Sequence[int]) -> bool:

@@ -66,7 +66,7 @@ class DraftSession:
             token_ids=tuple(node.token_id for node in nodes),
             weights=tuple(weights),
             more=more,
-            draft_probs=tuple(node.probs for node in nodes if node.probs),
+            draft_probs=tuple(node.draft_probs for node in nodes if node.draft_probs),
             step_ns=step_ns,
         )
 

@@ -44,7 +44,7 @@ class Node:
     """Its number in messages, from 1; 0: the root, or not offered yet."""
     step: int = 0
     """The step that guessed it, from 1; 0: looked up."""
-    probs: bytes = b""
+    draft_probs: bytes = b""
     """The distribution that it was drawn from, under the ratio test."""
     computed: int = 0
     """The step that computed it, from 1."""
@@ -130,10 +130,10 @@ class DraftTree:
 
     # How it grows
 
-    def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], probs: Sequence[bytes] = ()) -> None:
+    def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], draft_probs: Sequence[bytes] = ()) -> None:
         """Record that `nodes` were computed; `found`: the guesses after each. A chain goes on after its own guesses.
 
-        `probs`: under the ratio test, the distribution of each guess. Raises `ValueError` beyond `room`.
+        `draft_probs`: under the ratio test, the distribution of each guess. Raises `ValueError` beyond `room`.
         """
         if len(found) > max(len(nodes), self.room):
             raise ValueError(f"{len(found)} tokens proposed, room for {self.room}")
@@ -143,8 +143,8 @@ class DraftTree:
             node.computed = self._num_steps
             # A chain goes on however unlikely it is.
             self._make(node, [(token_id, 1.0) for token_id, _ in guesses] if self.is_chain else guesses)
-            if index < len(probs):
-                node.children[0].probs = probs[index]
+            if index < len(draft_probs):
+                node.children[0].draft_probs = draft_probs[index]
             if len(computed) == index + 1 < len(found):
                 computed.append(node.children[0])
         for node in computed:

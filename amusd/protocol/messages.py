@@ -27,17 +27,17 @@ MAX_EPOCH = 1 << 32
 CERTAINTY = 1 << 16
 """The weight of a certain candidate."""
 
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A position, an identifier or a counter."""
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Width: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)]
-Length: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+NumTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Unsigned64: TypeAlias = Annotated[int, Meta(ge=0)]
 Ids: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...], Meta(max_length=MAX_TOKENS)]
 """Token ids, numbers of nodes or weights, each below 2^31."""
 SequenceIds: TypeAlias = Annotated[tuple[Unsigned64, ...], Meta(max_length=MAX_NUM_SEQS + 1)]
-Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
-Names: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=MAX_NAMES)]
+WireText: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
+Names: TypeAlias = Annotated[tuple[WireText, ...], Meta(max_length=MAX_NAMES)]
 DraftProbs: TypeAlias = Annotated[
     tuple[Annotated[bytes, Meta(max_length=MAX_DRAFT_PROBS_BYTES)], ...], Meta(max_length=MAX_DRAFT_PROBS)
 ]
@@ -53,9 +53,9 @@ class TargetHello(_Message, frozen=True, tag=1):
 
     incarnation: Positive
     """Number of the draft process, as counted by the target."""
-    tokenizer_hash: Text
+    tokenizer_hash: WireText
     """Fingerprint (hex) of its tokenizer, which the peers compare."""
-    events: Text | None
+    events: WireText | None
     """Where a draft that the target has started records its events (`Recorder`); None: nowhere."""
 
 
@@ -64,13 +64,13 @@ class DraftHello(_Message, frozen=True, tag=10):
 
     incarnation: Positive
     """That of the target's hello."""
-    tokenizer_hash: Text
+    tokenizer_hash: WireText
     """Fingerprint of its tokenizer; empty: any will do."""
     drafters: Names
     """Names for `Open`."""
     chains: Names
     """Those that draft a chain, whatever `Open.fan_out` is."""
-    pid: Count
+    pid: Natural
     """Its process id, on its machine."""
 
 
@@ -96,15 +96,15 @@ class Sampling(Struct, frozen=True, gc=False):
 class Open(_Message, frozen=True, tag=2):
     """Target -> draft: prefill these tokens and draft on."""
 
-    sequence_id: Count
+    sequence_id: Natural
     """Names the sequence; higher than that of any earlier sequence."""
-    incarnation: Count
+    incarnation: Natural
     """Number of the draft process that this is addressed to."""
     token_ids: Ids
     """All committed tokens: the prompt, and more when a draft joins late."""
-    max_length: Length
+    max_length: NumTokens
     """Greatest committed length, prompt included."""
-    drafter: Text
+    drafter: WireText
     """Which drafter proposes."""
     max_lookahead: Positive
     """Tokens that the draft may be ahead of the prefix it knows."""
@@ -118,11 +118,11 @@ class Open(_Message, frozen=True, tag=2):
     """Most candidates that a draft step makes after a token; 1: a chain."""
     rows_per_step: Width = 1
     """Most nodes that a draft step computes; 1 for a chain."""
-    max_steps: Count = 0
+    max_steps: Natural = 0
     """Most steps after one committed prefix; 0: no limit."""
     not_over: SequenceIds = ()
     """Numbers of all open sequences and of the next one; every other number below that is over."""
-    follows: Count = 0
+    follows: Natural = 0
     """The ended sequence whose keys, values and features may serve this one, as far as both begin alike; 0: none."""
 
 
@@ -133,14 +133,14 @@ class Candidate(_Message, frozen=True, tag=3):
     process never gives a number twice in it.
     """
 
-    sequence_id: Count
-    incarnation: Count
+    sequence_id: Natural
+    incarnation: Natural
     """Number of the draft process that drafted them."""
-    base: Count
+    base: Natural
     """Committed length that the draft knew, and that parent 0 stands for."""
     prefix_hash: Unsigned64
     """64-bit rolling hash of the first `base` tokens (`prefix_hash.py`)."""
-    first: Count
+    first: Natural
     """Number of the first node, from 1."""
     parents: Ids
     """Number of the node before each; 0: the first `base` tokens."""
@@ -152,19 +152,19 @@ class Candidate(_Message, frozen=True, tag=3):
     """False: nothing follows until a verdict beyond `base` has come."""
     draft_probs: DraftProbs = ()
     """The distribution that each token was drawn from, under the ratio test; packed as in `sampling/acceptance.py`."""
-    step_ns: Count = 0
+    step_ns: Natural = 0
     """Nanoseconds of the draft's last step; 0: none yet."""
 
 
 class Verdict(_Message, frozen=True, tag=4):
     """Target -> draft: cumulative; the newest alone brings the draft up to date."""
 
-    sequence_id: Count
-    incarnation: Count
+    sequence_id: Natural
+    incarnation: Natural
     """Number of the draft process that this is addressed to."""
-    epoch: Count
+    epoch: Natural
     """How often candidates were lost; with each new epoch the draft offers its tree again."""
-    start: Count
+    start: Natural
     """Position of the first of `token_ids`: the last base of the draft that the target has seen."""
     token_ids: Ids
     """Committed tokens at `[start, start + len(token_ids))`, up to the committed length."""
@@ -176,12 +176,12 @@ class Features(_Message, frozen=True, tag=9):
     Sent before the verdict that commits them, each position once per `Open`. A loss costs speed, never a token.
     """
 
-    sequence_id: Count
-    incarnation: Count
+    sequence_id: Natural
+    incarnation: Natural
     """Number of the draft process that this is addressed to."""
-    start: Count
+    start: Natural
     """Position of the first row."""
-    end: Count
+    end: Natural
     """Position after the last one."""
     rows: FeatureBytes
     """[end - start, width] bfloat16, little-endian, row by row."""
@@ -190,7 +190,7 @@ class Features(_Message, frozen=True, tag=9):
 class Close(_Message, frozen=True, tag=5):
     """Target -> draft: forget the sequence; answered by its final `Progress`, or `Refused` for an unknown one."""
 
-    sequence_id: Count
+    sequence_id: Natural
     not_over: SequenceIds = ()
     """As in `Open`."""
 
@@ -198,29 +198,29 @@ class Close(_Message, frozen=True, tag=5):
 class Progress(_Message, frozen=True, tag=6):
     """Counts of a sequence since its `Open`. The last one answers `Close`; others say that the draft works."""
 
-    sequence_id: Count
-    num_drafted: Count
+    sequence_id: Natural
+    num_drafted: Natural
     """Tokens drafted, offered or not."""
-    num_rollbacks: Count
+    num_rollbacks: Natural
     """Times that drafted tokens were thrown away."""
-    busy_ns: Count
+    busy_ns: Natural
     """Nanoseconds in prefill, proposing and rolling back."""
-    open_ns: Count
+    open_ns: Natural
     """Nanoseconds since `Open`."""
 
 
 class Refused(_Message, frozen=True, tag=12):
     """Draft -> target: the draft cannot serve, or does not know, this sequence."""
 
-    sequence_id: Count
+    sequence_id: Natural
 
 
 class Failed(_Message, frozen=True, tag=7):
     """Draft or further rank -> target: the sender cannot go on."""
 
-    kind: Text
+    kind: WireText
     """Name of the error class."""
-    text: Text
+    text: WireText
     """What went wrong, in a line."""
 
 

@@ -181,8 +181,8 @@ class TargetSession:
         block = self._verifying()
         late = self._tree.likeliest_behind(block.candidates)
         if late is None:
-            return block.candidates, block.drawn_from
-        return (*block.candidates, late.token_id), (*block.drawn_from, late.probs)
+            return block.candidates, block.draft_probs
+        return (*block.candidates, late.token_id), (*block.draft_probs, late.draft_probs)
 
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.

@@ -19,7 +19,7 @@ class Block:
     alternatives: tuple[int, ...] = ()
     """Candidates on other paths, the likeliest first, and none before its parent."""
     alternative_parents: tuple[int, ...] = ()
-    drawn_from: tuple[Any, ...] = ()
+    draft_probs: tuple[Any, ...] = ()
     """The distribution of each of `candidates`, under the ratio test."""
 
     @property

@@ -25,7 +25,7 @@ from torch import Tensor
 from amusd.errors import DeviceError, PeerError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
-from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
+from amusd.models.passes import Forward, Keep, ModelOutput, Prefill, Prepare, RankCommand, Rows, Wipe, lay_out
 from amusd.models.recurrent import StateHistory, StateShelf
 from amusd.runner.captured import CapturedPasses
 from amusd.runner.eager import EagerPasses
@@ -155,7 +155,7 @@ class ModelRunner:
         """Write zeros beyond the length of `cache`, after a pass that was not finite."""
         self.compute(Wipe(cache))
 
-    def compute(self, work: Command, sampler: RowSampler | None = None) -> list[ModelOutput]:
+    def compute(self, work: RankCommand, sampler: RowSampler | None = None) -> list[ModelOutput]:
         """Run a command. Rank 0 announces it, and each follower calls this with what it received.
 
         `sampler`: the one that serves every sequence; None: the most likely tokens.
@@ -169,7 +169,7 @@ class ModelRunner:
                 self.ranks.abort()  # what the others still exchange would meet the next pass
             raise
 
-    def _compute(self, work: Command, batch: Sequence[Rows], sampler: RowSampler | None) -> list[ModelOutput]:
+    def _compute(self, work: RankCommand, batch: Sequence[Rows], sampler: RowSampler | None) -> list[ModelOutput]:
         """`batch`: the rows of a `Forward`, laid out."""
         passes = self._eager or work.cache.captured
         match work:

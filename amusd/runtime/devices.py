@@ -90,7 +90,7 @@ def warn_of_sharing(config: EngineConfig) -> None:
         logger.warning("%s; each waits while the other computes (docs/one_gpu.md)", shared)
 
 
-def settle_devices(config: EngineConfig) -> HardwareConfig:
+def with_devices(config: EngineConfig) -> HardwareConfig:
     """The hardware of `config` with every rank's device named. Raises `ConfigError` for a missing GPU."""
     devices = devices_of(config)
     check_devices(devices)

@@ -16,14 +16,14 @@ from torch import Tensor
 from amusd.errors import PeerProtocolError
 from amusd.logs import logger
 from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Progress, Refused
+from amusd.runtime.client_sequence import ClientSequence
 from amusd.runtime.connection import Connection
-from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.runtime.patience import DraftState
 from amusd.tracing.recorder import Recorder
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
-SETTLE_SECONDS = 0.01
+COUNTS_SECONDS = 0.01
 """Longest single wait for those counts, since a new request may come meanwhile."""
 HELLO_SECONDS = 0.005
 """Longest wait for the hello of a draft that already listens, which saves a pass without candidates."""
@@ -45,9 +45,9 @@ class DraftClient:
     hello_seconds: float = HELLO_SECONDS
     next_sequence_id: int = 1
     """Higher than that of any sequence so far."""
-    _sequences: dict[int, DraftedSequence] = field(default_factory=dict)
+    _sequences: dict[int, ClientSequence] = field(default_factory=dict)
     """The open ones that want a draft, by number."""
-    _closed: dict[DraftedSequence, int] = field(default_factory=dict)
+    _closed: dict[ClientSequence, int] = field(default_factory=dict)
     """Ended ones whose counts are awaited, each with the time (ns) when the wait ends."""
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class DraftClient:
         limits = (sequence.max_silence_seconds for sequence in self._sequences.values())
         return max(limits, default=0.0) + self.round_trip_seconds
 
-    def has_draft(self, sequence: DraftedSequence) -> bool:
+    def has_draft(self, sequence: ClientSequence) -> bool:
         """Whether a draft works on the sequence and is not silent.
 
         A draft may have no room for one sequence while it serves others.
@@ -74,7 +74,7 @@ class DraftClient:
 
     # To the draft
 
-    def open(self, sequence: DraftedSequence) -> None:
+    def open(self, sequence: ClientSequence) -> None:
         """Have the draft work on a new sequence, if it wants one."""
         self.next_sequence_id = sequence.sequence_id + 1
         if not sequence.wish.drafter:
@@ -96,7 +96,7 @@ class DraftClient:
             sequence.find_draft()
         return True
 
-    def send_verdict(self, sequence: DraftedSequence) -> None:
+    def send_verdict(self, sequence: ClientSequence) -> None:
         """Send the newest verdict; to a silent draft only now and then.
 
         A draft that never answered may have lost the opening, which is sent again. A second opening is ignored.
@@ -112,12 +112,12 @@ class DraftClient:
                 self.connection.silence.expect_answer(self.recorder.now_ns())
             self._send(sequence.session.verdict())
 
-    def features_due(self, sequence: DraftedSequence, end: int) -> range:
+    def features_due(self, sequence: ClientSequence, end: int) -> range:
         """Positions below `end` whose features the draft lacks; none for a silent one, which gets them later."""
         state = sequence.at_draft
         return range(state.num_features if state is not None and self.has_draft(sequence) else end, end)
 
-    def send_features(self, sequence: DraftedSequence, start: int, features: Tensor) -> None:
+    def send_features(self, sequence: ClientSequence, start: int, features: Tensor) -> None:
         """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
@@ -128,7 +128,7 @@ class DraftClient:
             self._send(Features(sequence.sequence_id, self.connection.incarnation, start, end, data))
             start = end
 
-    def close(self, sequence: DraftedSequence) -> None:
+    def close(self, sequence: ClientSequence) -> None:
         """End a sequence, and await the draft's counts for a moment."""
         number, seconds = sequence.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
         self._sequences.pop(number, None)
@@ -138,16 +138,16 @@ class DraftClient:
             sequence.is_over = True
         sequence.session.detach()
 
-    def settle(self, *, waits: bool) -> None:
+    def end_closed(self, *, waits: bool) -> None:
         """End closed sequences whose counts are due; if `waits`, wait for a message of theirs."""
         left_ns = min(self._closed.values(), default=0) - self.recorder.now_ns()
         if waits and left_ns > 0:
-            self.take(min(left_ns / 1e9, SETTLE_SECONDS))
+            self.take(min(left_ns / 1e9, COUNTS_SECONDS))
         for sequence, due_ns in tuple(self._closed.items()):
             if self.recorder.now_ns() >= due_ns:
                 self.forget(sequence)
 
-    def forget(self, sequence: DraftedSequence) -> None:
+    def forget(self, sequence: ClientSequence) -> None:
         """Wait no longer for a closed sequence's counts."""
         self._closed.pop(sequence, None)
         sequence.is_over = True
@@ -166,7 +166,7 @@ class DraftClient:
             if self.recorder.now_ns() >= end_ns:
                 return
 
-    def take(self, timeout: float, waiting: Iterable[DraftedSequence] = ()) -> bool:
+    def take(self, timeout: float, waiting: Iterable[ClientSequence] = ()) -> bool:
         """Receive and handle one message; False when none came within `timeout` seconds.
 
         `waiting`: the sequences that need it.
@@ -189,14 +189,14 @@ class DraftClient:
     def _not_over(self) -> tuple[int, ...]:
         return *self._sequences, self.next_sequence_id
 
-    def _attach(self, sequence: DraftedSequence) -> None:
+    def _attach(self, sequence: ClientSequence) -> None:
         if self.connection.link is not None:
             sequence.session.attach(self.connection.incarnation)
             first_ns = round(self._max_silence_seconds * 1e9)
             sequence.at_draft = DraftState(self.recorder.now_ns(), first_ns, self.connection.incarnation)
             self._send_opening(sequence)
 
-    def _send_opening(self, sequence: DraftedSequence) -> None:
+    def _send_opening(self, sequence: ClientSequence) -> None:
         assert sequence.at_draft is not None
         sequence.at_draft.num_features = sequence.num_held_features(self.connection.incarnation)
         self.connection.silence.expect_answer(self.recorder.now_ns())

@@ -247,9 +247,9 @@ def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> l
     drafters = [manager.drafter for manager, _ in working]
     found = drafters[0].step(drafters, parts) if drafters else []
     for (manager, nodes), guesses in zip(working, found, strict=True):
-        probs: Sequence[bytes] = ()
+        draft_probs: Sequence[bytes] = ()
         if manager.distribution.rule == "rejection":
-            probs = manager.drafter.take_draft_probs() or [certain(after[0][0]) for after in guesses if after]
-        manager.session.tree.grow(nodes, guesses, probs)
+            draft_probs = manager.drafter.take_draft_probs() or [certain(after[0][0]) for after in guesses if after]
+        manager.session.tree.grow(nodes, guesses, draft_probs)
     shares = iter(found)
     return [(nodes, next(shares) if nodes else ()) for nodes in chosen]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
-from amusd.models.passes import Command, Forward
+from amusd.models.passes import Forward, RankCommand
 from amusd.protocol.messages import Failed, Ready
 from amusd.runner.model_runner import ModelRunner
 from amusd.runner.process_group import ProcessGroup
@@ -60,7 +60,7 @@ class Leader(ProcessGroup):
         self._send(b"form")
         self.form(device)
 
-    def announce(self, work: Command, level: Level | None) -> None:
+    def announce(self, work: RankCommand, level: Level | None) -> None:
         """See `Ranks`. Raises `PeerError` when a follower is gone."""
         self.check()
         self._send(self._encode(work, level))
@@ -146,7 +146,7 @@ class Follower(ProcessGroup):
         super().close()
 
 
-def command_encoder() -> Callable[[Command, Level | None], bytes]:
+def command_encoder() -> Callable[[RankCommand, Level | None], bytes]:
     """Return the encoder of one leader, whose frames also hold the freed memories and the sampler's level."""
     count = itertools.count(1)
     memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
@@ -162,7 +162,7 @@ def command_encoder() -> Callable[[Command, Level | None], bytes]:
         num_caches = memory.num_slots // value.allocated
         return memories[memory], num_caches, value.capacity, value.spare, value.number, value.length
 
-    def encode(work: Command, level: Level | None) -> bytes:
+    def encode(work: RankCommand, level: Level | None) -> bytes:
         gone = [dropped.pop() for _ in range(len(dropped))]
         if isinstance(work, Forward):
             work = Forward([replace(rows, wanted=None) for rows in work.rows], work.steps)
@@ -188,7 +188,7 @@ def follow(model: ModelRunner, frames: Iterable[bytes]) -> None:
         cache.truncate(length)
         return cache
 
-    decoder = msgspec.msgpack.Decoder(tuple[list[int], Level | None, Command], dec_hook=decode)
+    decoder = msgspec.msgpack.Decoder(tuple[list[int], Level | None, RankCommand], dec_hook=decode)
     for frame in frames:
         try:
             dropped, level, work = decoder.decode(frame)

@@ -20,11 +20,11 @@ from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.logs import warn_once
 from amusd.protocol.messages import Open
 from amusd.runner.model_runner import ModelRunner
+from amusd.runtime.client_sequence import ClientSequence
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices, device_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftSource
-from amusd.runtime.drafted_sequence import DraftedSequence
 from amusd.tracing.recorder import Recorder
 
 LOOKAHEAD = 16
@@ -39,8 +39,8 @@ class RemoteDrafter(Drafter):
     def __init__(self, client: DraftClient, drafter: str, vocab_size: int) -> None:
         """`drafter`: its name at the draft; `vocab_size`: token ids of the middle are `[0, vocab_size)`."""
         self._client, self._drafter, self._vocab_size = client, drafter, vocab_size
-        self._sequence: DraftedSequence | None = None
-        self._last: DraftedSequence | None = None
+        self._sequence: ClientSequence | None = None
+        self._last: ClientSequence | None = None
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
@@ -64,7 +64,7 @@ class RemoteDrafter(Drafter):
         elif connection.failure is not None:
             warn_once(f"the cascade's inner draft is lost, so its model drafts alone: {connection.failure}")
 
-    def _new(self, text: Sequence[int]) -> DraftedSequence:
+    def _new(self, text: Sequence[int]) -> ClientSequence:
         number, last = self._client.next_sequence_id, self._last
         wish = Open(
             sequence_id=number,
@@ -76,7 +76,7 @@ class RemoteDrafter(Drafter):
             tokens_per_message=1,
             sampling=self.distribution.as_message(),
         )
-        sequence = DraftedSequence(text, wish, self._vocab_size, SILENCE_SECONDS)
+        sequence = ClientSequence(text, wish, self._vocab_size, SILENCE_SECONDS)
         sequence.before = last
         if last is not None:
             last.before = None

@@ -20,7 +20,7 @@ from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import Candidate, Open, Progress
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runner.model_runner import ModelRunner
-from amusd.runtime.drafted_sequence import DraftedSequence
+from amusd.runtime.client_sequence import ClientSequence
 from amusd.runtime.verifier import Request, Verifier
 from amusd.sampling.acceptance import Acceptance, unpack_draft_probs
 from amusd.sampling.stopping import StopChecker
@@ -28,7 +28,7 @@ from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Token
 
 
-class TargetSequence(DraftedSequence):
+class TargetSequence(ClientSequence):
     """The state of one request while the target decodes it."""
 
     view: TargetView
@@ -109,7 +109,7 @@ class TargetSequence(DraftedSequence):
         return max(0, min(followed.at_draft.num_features, shared))
 
     def receive(self, message: Candidate) -> Reception:
-        """See `DraftedSequence`."""
+        """See `ClientSequence`."""
         draft_probs: Sequence[Any] = ()
         try:
             if message.draft_probs:
@@ -123,16 +123,16 @@ class TargetSequence(DraftedSequence):
         return reception
 
     def receive_counts(self, counts: Progress) -> None:
-        """See `DraftedSequence`."""
+        """See `ClientSequence`."""
         self.metrics.on_progress(counts)
 
     def lose_draft(self) -> None:
-        """See `DraftedSequence`."""
+        """See `ClientSequence`."""
         super().lose_draft()
         self.metrics.on_draft_lost()
 
     def find_draft(self) -> None:
-        """See `DraftedSequence`."""
+        """See `ClientSequence`."""
         self.metrics.num_draft_restarts += self.has_lost_draft
         super().find_draft()
         if self.is_prefilled:

@@ -103,7 +103,7 @@ class TargetWorker:
             outcomes = self._commit(working, outputs)
             self._send_verdicts(outcomes)
             self._count(outcomes, times)
-        self._settle()
+        self._close_ended()
         self._last_step_ns = start_ns, self.recorder.now_ns()
 
     def end(self, sequence: TargetSequence) -> None:
@@ -247,11 +247,11 @@ class TargetWorker:
         self.client.close(sequence)
         self.recorder.flush()
 
-    def _settle(self) -> None:
+    def _close_ended(self) -> None:
         """Close ended sequences. Wait for the draft's counts only if no other sequence is at work."""
         for sequence in [each for each in self.sequences if each.finish_reason is not None or each.error is not None]:
             self._close(sequence)
-        self.client.settle(waits=not self.sequences)
+        self.client.end_closed(waits=not self.sequences)
 
     def _count(self, outcomes: dict[TargetSequence, PassOutcome], times: PassTimes) -> None:
         """Count and record a pass, whose tokens are committed by now."""

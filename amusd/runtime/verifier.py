@@ -102,19 +102,19 @@ class Verifier:
 
         Raises `NotFiniteError` if a logit that counts is not finite.
         """
-        judged, drawn_from = session.to_judge()
+        judged, draft_probs = session.to_judge()
         judged = judged[: len(block.token_ids)]  # a pass that is made again has fewer rows
         if isinstance(self._sampler, RatioTest):
-            return self._by_ratio(self._sampler, block.start, output, judged, drawn_from[: len(judged)])
+            return self._by_ratio(self._sampler, block.start, output, judged, draft_probs[: len(judged)])
         with_late = block if block.alternatives else replace(block, candidates=judged)
         return self._by_equality(with_late, output, len(block.token_ids))
 
     def _by_ratio(
-        self, test: RatioTest, start: int, output: ModelOutput, judged: Sequence[int], drawn_from: Sequence[Any]
+        self, test: RatioTest, start: int, output: ModelOutput, judged: Sequence[int], draft_probs: Sequence[Any]
     ) -> Acceptance:
         assert output.wanted is not None
         output.check()
-        acceptance = test.accept(output.logits, start, output.wanted.inputs, judged, drawn_from)
+        acceptance = test.accept(output.logits, start, output.wanted.inputs, judged, draft_probs)
         if self._request.logprobs:
             number = len(acceptance.token_ids)
             chosen = test.state.send(torch.tensor(acceptance.token_ids)).unsqueeze(1)

@@ -16,7 +16,7 @@ from amusd.config import EngineConfig
 from amusd.errors import ConfigError, RankLostError
 from amusd.files import CONFIG_JSON, TOKENIZER, check_checkpoint, make_socket_folder
 from amusd.runtime.cores import allowed_cores, pin_rank
-from amusd.runtime.devices import device_of, settle_devices, warn_of_sharing
+from amusd.runtime.devices import device_of, warn_of_sharing, with_devices
 from amusd.runtime.draft_process import DraftSource
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.factory import check_link
@@ -73,7 +73,7 @@ def start_workers(config: EngineConfig) -> tuple[EngineConfig, DraftSource | Non
             rendezvous = start_followers(config)
             failing.callback(rendezvous.stop)
         warn_of_sharing(config)
-        config = replace(config, hardware=settle_devices(config))
+        config = replace(config, hardware=with_devices(config))
         failing.pop_all()
     return config, drafts, rendezvous
 

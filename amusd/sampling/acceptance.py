@@ -147,13 +147,13 @@ class RatioTest(SequenceSampler):
         start: int,
         packed: PackedInputs,
         judged: Sequence[int],
-        drawn_from: Sequence[TokenProbs],
+        draft_probs: Sequence[TokenProbs],
     ) -> Acceptance:
         """The tokens that a pass over rows from position `start` on commits.
 
         `logits` [rows, columns]; `packed`: from `inputs`; `judged`: the candidates, and one that came during the pass.
         """
-        packed = np.concatenate((packed, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
+        packed = np.concatenate((packed, self._facts(len(logits), start, judged, draft_probs).view(np.int64)), 1)
         inputs = self.state.send(torch.from_numpy(packed))
         at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU looks no further than it has to
         token_ids: list[int] = []
@@ -165,13 +165,13 @@ class RatioTest(SequenceSampler):
         return Acceptance(tuple(token_ids), len(token_ids))
 
     def _facts(
-        self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[TokenProbs]
+        self, number: int, start: int, judged: Sequence[int], draft_probs: Sequence[TokenProbs]
     ) -> npt.NDArray[np.float64]:
         """[rows, 2 + 2 n]: the candidate, the least p that keeps it, q's n tokens and their probabilities."""
-        most = max((len(q.token_ids) for q in drawn_from), default=1)
+        most = max((len(q.token_ids) for q in draft_probs), default=1)
         facts = np.zeros((number, 2 + 2 * most))
         facts[:, 1] = np.inf  # without a candidate none is kept
-        for row, (candidate, q) in enumerate(zip(judged, drawn_from, strict=True)):
+        for row, (candidate, q) in enumerate(zip(judged, draft_probs, strict=True)):
             least = uniform(key_of(self.distribution.seed, start + 1 + row, Domain.ACCEPT)) * q.of(candidate)
             facts[row, :2] = candidate, least
             facts[row, 2 : 2 + len(q.token_ids)] = q.token_ids

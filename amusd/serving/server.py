@@ -87,7 +87,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app logs what went wrong
-        connection = partial(Connection, most_connections(2 * service.room))
+        connection = partial(ClientConnection, most_connections(2 * service.room))
         super().__init__(
             uvicorn.Config(
                 make_app(service),
@@ -164,7 +164,7 @@ def most_connections(wanted: int) -> int:
     return max(1, min(max(MOST, wanted), allowed - len([*Path("/dev/fd").iterdir()]) - SPARE_DESCRIPTORS))
 
 
-class Connection(H11Protocol):
+class ClientConnection(H11Protocol):
     """A connection that is closed when its client stalls for `CLIENT_SECONDS`.
 
     A client that has closed its writing half is answered; writing to it shows whether it has left.

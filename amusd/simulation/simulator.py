@@ -32,7 +32,7 @@ from amusd.runtime.verifier import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Direction, VirtualTime
 from amusd.simulation.cost import NOTHING, Costs
-from amusd.simulation.tokens import Answer, all_guesses, target_token
+from amusd.simulation.tokens import Script, all_guesses, target_token
 from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Recorder, as_format
 from amusd.tracing.timeline import Timeline
@@ -74,7 +74,7 @@ class Simulator:
     """A pair of workers under any schedule. The same values give the same run, to the nanosecond."""
 
     costs: Costs
-    answers: Sequence[Answer]
+    answers: Sequence[Script]
     max_candidates: int
     accept_next: float = 0.0
     """Probability that each further guess of a tree is right where those before it are wrong."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from amusd.drafters.synthetic import guess_weights
 
-Answer: TypeAlias = tuple[bool, ...]
+Script: TypeAlias = tuple[bool, ...]
 """For each position, whether the draft's own token is the target's."""
 
 Trace: TypeAlias = tuple[bool | None, ...]
@@ -32,7 +32,7 @@ def draft_token(position: int, is_right: bool, place: int) -> int:
     return 2 * position if is_right else 2 * (position + place) + 1
 
 
-def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Answer, ...]:
+def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Script, ...]:
     """Make answers in which exactly a share `accept` of all tokens is right, in runs of random order.
 
     Runs have their average numbers by length, so a few answers show what many would.
@@ -58,7 +58,7 @@ def _run_lengths(num_right: int, num_wrong: int) -> list[int]:
     return lengths
 
 
-def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:
+def guess_places(answer: Script, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:
     """For each position, the place of the target's token among the guesses; `num_places` if none.
 
     The share of right guesses at each place is exact; more places leave earlier ones unchanged.
@@ -74,7 +74,7 @@ def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str)
 
 @lru_cache(maxsize=64)
 def all_guesses(
-    answer: Answer, accept: float, accept_next: float, num_places: int, seed: str
+    answer: Script, accept: float, accept_next: float, num_places: int, seed: str
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
     """The guesses at each position, with their probabilities; the same for all schedules."""
     weights = guess_weights(accept, accept_next, num_places)
@@ -84,7 +84,7 @@ def all_guesses(
     )
 
 
-def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Answer, ...]:
+def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Script, ...]:
     """Answers like the traces, which have known tokens each; unknown ones are drawn at the rate of the known."""
     answers = []
     for index, trace in enumerate(traces):

@@ -35,7 +35,7 @@ AREA_BYTES = CONTROL_BYTES + RING_BYTES
 
 _WRITTEN, _READ = 0, 8  # indices of 64-bit words
 _HEADER = struct.Struct("<II")
-_SETTLE_SECONDS = 0.00002  # for a record that seems damaged; what its writer stored becomes visible within less
+_VISIBLE_SECONDS = 0.00002  # for a record that seems damaged; what its writer stored becomes visible within less
 
 
 def make_memory() -> int:
@@ -112,7 +112,7 @@ class Rings:
             return None
         if num_bytes < _HEADER.size or num_bytes > _ring_bytes(theirs) or num_bytes % 8:
             self._fail(f"the peer claims that {num_bytes} bytes wait in the ring")
-        looks_until = time.monotonic() + _SETTLE_SECONDS
+        looks_until = time.monotonic() + _VISIBLE_SECONDS
         while True:
             length, checksum = _HEADER.unpack(_copy(theirs, position, _HEADER.size))
             if _HEADER.size + length <= num_bytes and length <= MAX_FRAME_BYTES:

@@ -21,8 +21,8 @@ from amusd.runtime.rollback import RollbackManager
 texts = st.lists(st.integers(0, 4), max_size=30)
 
 
-def cache_of(token_ids: Sequence[int], min_match: int = 1) -> NgramCache:
-    cache = NgramCache(min_match)
+def cache_of(token_ids: Sequence[int], min_lookup: int = 1) -> NgramCache:
+    cache = NgramCache(min_lookup)
     cache.open(token_ids)
     return cache
 

@@ -86,7 +86,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
 
 def tree_of(manager: RollbackManager) -> list[object]:
     return [
-        (node.position, node.token_id, pytest.approx(node.probability, rel=1e-3), node.computed, node.probs)
+        (node.position, node.token_id, pytest.approx(node.probability, rel=1e-3), node.computed, node.draft_probs)
         for node in manager.session.tree.root.below()
     ]
 

@@ -39,7 +39,7 @@ def test_claimed_cores_and_threads_hold_in_the_process_and_its_torch() -> None:
 import os, sys
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.runtime.cores import allowed_cores, pin_rank
-from amusd.runtime.devices import settle_devices
+from amusd.runtime.devices import with_devices
 from amusd.types import Role
 from launch.environment import set_environment
 import threading
@@ -49,7 +49,7 @@ thread.start()
 first = min(os.sched_getaffinity(0))
 config = EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu")))
 set_environment(1)
-assert settle_devices(config).devices == ("cpu", "cpu")
+assert with_devices(config).devices == ("cpu", "cpu")
 pin_rank(config, "target", allowed_cores())
 assert "torch" not in sys.modules
 for thread in os.listdir("/proc/self/task"):

@@ -16,7 +16,7 @@ from passes import prefilled
 
 from amusd.checkpoints.building import load_model
 from amusd.checkpoints.loading import capture_for
-from amusd.checkpoints.transformers_models import settle_layers
+from amusd.checkpoints.transformers_models import try_layers
 from amusd.errors import ConfigError
 from amusd.models.attention import register_attention
 from amusd.models.numerics import Numerics
@@ -141,7 +141,7 @@ def test_layers_that_compute_several_tokens_wrongly_take_them_one_by_one() -> No
     """The layers of transformers' jamba begin without their state where a pass has several tokens."""
     model = our_model("jamba")
     with logged() as lines:
-        settle_layers("j", model)
+        try_layers("j", model)
     assert lines == ["model j: its recurrent layers take one token at a time, as they compute several wrongly"]
     random_schedule(model, "jamba", 0, FEW)
 
@@ -155,7 +155,7 @@ def test_what_recurrent_layers_cannot_do_is_refused(tmp_path: Path) -> None:
         model.run([Rows((3, 4, 5), prefilled(model, (3, 4), 32), parents=(0, 0))])
     model.network.recurrent.layers[0].forward = lambda hidden_states, **_: torch.rand_like(hidden_states)
     with pytest.raises(ConfigError, match="not supported: its recurrent state cannot be rolled back"):
-        settle_layers("m", model)
+        try_layers("m", model)
 
 
 def test_attention_that_is_not_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_attention_that_is_not_ours_is_refused(monkeypatch: pytest.MonkeyPatch) 
         if type(module).__name__ == "Lfm2Attention":
             monkeypatch.setattr(module, "config", config_of("lfm2", attn_implementation="eager"))
     with pytest.raises(ConfigError, match="not supported: its attention cannot be replaced"):
-        settle_layers("m", model)
+        try_layers("m", model)
 
 
 def test_a_pass_that_was_not_finite_leaves_no_state() -> None:

@@ -252,10 +252,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
         "a draft is silent into the next answer": (
-            "self._silent_at: int | None = None",
-            'self._silent_at = vars(self).get("_silent_at")',
+            "self._vain_at: int | None = None",
+            'self._vain_at = vars(self).get("_vain_at")',
         ),
-        "a draft that is silent stays so when it brings more": (" and num_candidates <= self._silent_at", ""),
+        "a draft that is silent stays so when it brings more": (" and num_candidates <= self._vain_at", ""),
         "passes without a draft count as its own": ("        if has_draft:\n", "        if True:\n"),
         "the time between two answers is the pass's": (
             "self._last_end_ns: int | None = None",
@@ -263,7 +263,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/policies/schedules.py", "tests/policies/test_policies.py"): {
-        "auto waits for a draft that is silent": ("not view.can_grow or view.draft_is_silent", "not view.can_grow"),
+        "auto waits for a draft that is silent": ("not view.can_grow or view.waited_in_vain", "not view.can_grow"),
         "a row costs what is committed with the draft, though alone it is more": (
             ", view.plain_tokens_per_second)",
             ", 0.0)",
@@ -401,7 +401,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_features.py tests/runtime/test_draft_client.py"): {
         "features that the draft has are sent again": ("max(0, min(followed.at_draft.num_features, shared))", "0"),
     },
-    ("amusd/runtime/drafted_sequence.py", "tests/runtime/test_features.py tests/runtime/test_draft_client.py"): {
+    ("amusd/runtime/client_sequence.py", "tests/runtime/test_features.py tests/runtime/test_draft_client.py"): {
         "a lost draft stays attached": ("        self.session.detach()\n", ""),
         "a new draft is taken to have the features of the one before": (" and state.incarnation == incarnation", ""),
         "a draft that joins late is told the whole reference": (

@@ -52,33 +52,33 @@ def test_a_draft_is_silent_from_a_wait_in_vain_to_its_next_candidate() -> None:
         passed(observer, 0, 40_000_000)
         observer.on_wait(4_000_000, num_before=0, num_after=1)
         observer.on_wait(2_000_000, num_before=1, num_after=2)
-    assert not view().draft_is_silent
+    assert not view().waited_in_vain
     observer.on_wait(5_000_000, num_before=0, num_after=0)  # something else has come
-    assert not view().draft_is_silent
+    assert not view().waited_in_vain
     before = view()
     assert before.longest_wait == pytest.approx(0.012, rel=0.1)
     observer.on_wait(round(1e9 * before.longest_wait), num_before=0, num_after=0)
-    assert view().draft_is_silent
+    assert view().waited_in_vain
     assert view().candidate_seconds < 1.5 * before.candidate_seconds
     passed(observer, 0, 40_000_000)
-    assert view().draft_is_silent
+    assert view().waited_in_vain
     tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
-    assert not view().draft_is_silent
+    assert not view().waited_in_vain
     observer.on_wait(round(1e9 * view().longest_wait), num_before=1, num_after=1)
-    assert view().draft_is_silent, "there is one, and no further one came"
+    assert view().waited_in_vain, "there is one, and no further one came"
     passed(observer, 0, 40_000_000)
-    assert not view().draft_is_silent, "it has been heard since the pass before"
+    assert not view().waited_in_vain, "it has been heard since the pass before"
     observer.on_wait(40_000_000, num_before=1, num_after=1)
-    assert view().draft_is_silent
+    assert view().waited_in_vain
     observer.open("a", has_tree=True)
-    assert not view().draft_is_silent
+    assert not view().waited_in_vain
     tree.detach()
     tree.attach(2)
     observer.on_draft_joined()
     passed(observer, 0, 40_000_000)
-    assert view().draft_is_silent, "it has the whole answer to take in"
+    assert view().waited_in_vain, "it has the whole answer to take in"
     tree.receive(Candidate(1, 2, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
-    assert not view().draft_is_silent
+    assert not view().waited_in_vain
 
 
 def test_a_wait_counts_once_whatever_else_comes_amid_it() -> None:

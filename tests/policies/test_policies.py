@@ -116,7 +116,7 @@ def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass_or_th
         assert AUTO.decide(replace(KNOWN, **changes)) == Verify(0)
     assert AUTO.decide(replace(KNOWN, longest_wait=0.015)) == Wait(0.015)
     assert AUTO.decide(replace(KNOWN, longest_wait=0.015, waited_seconds=0.012)) == Wait(pytest.approx(0.008))  # type: ignore[arg-type]
-    assert AUTO.decide(replace(KNOWN, draft_is_silent=True)) == Verify(0)
+    assert AUTO.decide(replace(KNOWN, waited_in_vain=True)) == Verify(0)
 
 
 def passed(estimates: Estimates, num_judged: int, num_accepted: int, view: TargetView = KNOWN) -> None:

@@ -24,7 +24,7 @@ from passes import forward
 from amusd.errors import ConfigError, PeerError, PeerProtocolError, RankLostError
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Command, Wipe
+from amusd.models.passes import RankCommand, Wipe
 from amusd.models.sharding import ALONE, Ranks
 from amusd.protocol.messages import Ready
 from amusd.runner.graphs import Replay
@@ -135,7 +135,7 @@ def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_
 
 
 def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> None:
-    encode, passes = command_encoder(), list[Command]()
+    encode, passes = command_encoder(), list[RankCommand]()
     memories: list[weakref.ref[KVMemory]] = []
 
     def new_caches(number: int = 1, capacity: int = 9, spare: int = 0) -> list[KVCache]:

@@ -21,7 +21,7 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime import draft_server
 from amusd.runtime.cores import allowed_cores, pin_to
-from amusd.runtime.devices import device_of, devices_of, settle_devices, warn_of_sharing
+from amusd.runtime.devices import device_of, devices_of, warn_of_sharing, with_devices
 from amusd.runtime.draft_process import DraftSource
 from amusd.runtime.draft_server import load
 from amusd.runtime.startup import load_first_rank
@@ -77,7 +77,7 @@ def test_a_gpu_that_is_not_there_is_one_line(
 ) -> None:
     pretend_gpus(monkeypatch, num_gpus, has_cuda=has_cuda)
     with pytest.raises(ConfigError) as caught:
-        settle_devices(on("cuda:0", "cuda:3"))
+        with_devices(on("cuda:0", "cuda:3"))
     assert str(caught.value).startswith(f"hardware.devices=['cuda:0', 'cuda:3']: {reason}")
     assert "\n" not in str(caught.value)
 
@@ -90,7 +90,7 @@ def test_a_draft_that_computes_nothing_opens_no_context_on_a_gpu(
     pretend_gpus(monkeypatch, 2)
     config = on(*named.split(), drafters=tuple(DrafterConfig(kind=kind) for kind in kinds))
     assert devices_of(config) == ("cuda:0", device)
-    assert settle_devices(config).devices == ("cuda:0", device)
+    assert with_devices(config).devices == ("cuda:0", device)
     with logged() as lines:
         warn_of_sharing(config)
     assert not lines

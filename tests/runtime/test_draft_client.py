@@ -23,7 +23,7 @@ from amusd.policies.base import Policy, TargetView, Wait
 from amusd.policies.schedules import ContinuousPolicy, SynchronousPolicy
 from amusd.protocol.messages import Candidate, Close, DraftHello, Features, Message, Open, Progress, Refused, Verdict
 from amusd.runtime.connection import Connection
-from amusd.runtime.draft_client import SETTLE_SECONDS, DraftClient
+from amusd.runtime.draft_client import COUNTS_SECONDS, DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, MAX_SIGN_SECONDS, SILENCES, TAKE_IN_SECONDS
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.runtime.target_worker import TargetWorker
@@ -274,7 +274,7 @@ def test_what_comes_behind_the_last_token_does_not_wait_for_the_drafts_counts() 
     sequence = target.open(1)
     target.worker.step()
     assert (len(sequence.tokens), sequence.is_over) == (1, False)
-    assert target.clock.ns / 1e9 == PASS_SECONDS + SETTLE_SECONDS
+    assert target.clock.ns / 1e9 == PASS_SECONDS + COUNTS_SECONDS
     while not sequence.is_over:
         target.worker.step()
     assert target.clock.ns / 1e9 == pytest.approx(PASS_SECONDS + SILENCE, abs=0.011)

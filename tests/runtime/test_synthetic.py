@@ -106,5 +106,5 @@ def test_under_the_ratio_test_what_replaces_the_models_draws_is_certain() -> Non
     for _ in range(4):
         draft_step([manager])
     nodes = [*manager.session.tree.root.below()]
-    assert [node.probs for node in nodes] == [certain(node.token_id) for node in nodes]
+    assert [node.draft_probs for node in nodes] == [certain(node.token_id) for node in nodes]
     assert len(nodes) == len([call for call in model.calls if call[0] == "run"]) == 4

@@ -9,7 +9,7 @@ from typing import Any
 from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Simulator
-from amusd.simulation.tokens import Answer, drawn_answers
+from amusd.simulation.tokens import Script, drawn_answers
 
 PLAIN = DecodingConfig(mode="autoregressive")
 
@@ -43,7 +43,7 @@ def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int =
     return of_answers(answers, costs, seed=3)
 
 
-def of_answers(answers: tuple[Answer, ...], costs: Costs, **changes: Any) -> Simulator:
+def of_answers(answers: tuple[Script, ...], costs: Costs, **changes: Any) -> Simulator:
     return Simulator(**{"costs": costs, "answers": answers, "max_candidates": 64, **changes})
 
 

@@ -17,7 +17,7 @@ from amusd.errors import ConfigError
 from amusd.policies.base import Decision, Policy, TargetView
 from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
-from amusd.simulation.tokens import Answer
+from amusd.simulation.tokens import Script
 from amusd.tracing.events import Event
 
 # Known limits
@@ -103,7 +103,7 @@ any_schedule = st.one_of(
 @given(any_costs, any_answers, any_schedule, st.integers(1, 6), st.integers(1, 9), st.integers(0, 3))
 @settings(max_examples=100)
 def test_every_token_and_every_nanosecond_is_accounted_for(
-    costs: Costs, answers: tuple[Answer, ...], decoding: DecodingConfig, batch_size: int, most: int, more_ns: int
+    costs: Costs, answers: tuple[Script, ...], decoding: DecodingConfig, batch_size: int, most: int, more_ns: int
 ) -> None:
     costs = replace(costs, sequence_ns=more_ns, draft_sequence_ns=more_ns, knee_rows=more_ns + 1)
     machine = of_answers(answers, costs, max_candidates=most, accept_next=0.4, batch_size=batch_size)

@@ -12,10 +12,10 @@ from amusd.protocol.target_session import TargetSession
 from amusd.runtime.patience import DraftState
 
 
-class DraftedSequence:
+class ClientSequence:
     """A sequence's session, and its state at the present draft."""
 
-    before: DraftedSequence | None = None
+    before: ClientSequence | None = None
     """An ended sequence whose keys and values may serve this one."""
     at_draft: DraftState | None = None
     """State of the sequence at the present draft; None: the draft does not know it."""
@@ -71,7 +71,7 @@ class DraftedSequence:
             follows=0 if followed is None else followed.sequence_id,
         )
 
-    def followed(self, incarnation: int) -> DraftedSequence | None:
+    def followed(self, incarnation: int) -> ClientSequence | None:
         """The ended sequence whose drafter can go on with this one; None if the draft has no such drafter."""
         before = self.before
         if before is None or before.wish.drafter != self.wish.drafter:
