@@ -22,7 +22,7 @@ from amusd.config import RunConfig, WorkloadConfig
 from amusd.config.commands import DEFAULT_PROMPTS
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
-from amusd.settings import Text, to_mapping
+from amusd.settings import Text, shown, to_mapping
 
 _EXPECTED = (
     "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
@@ -116,7 +116,8 @@ def _read(config: WorkloadConfig) -> str:
             raise ConfigError(f"workload.path={path}: not a regular file; it has to be read more than once")
         return path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except (OSError, ValueError) as error:
-        raise ConfigError(f"workload.path={path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"workload.path={shown(path)}: cannot be read ({why})") from error
 
 
 def user_prompt(text: str) -> WorkloadPrompt:
@@ -170,6 +171,8 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     return WorkloadPrompt(number, turns, category, question_id, later)
 
 
+_NO_ANSWER = "is no answer that `amusd generate` has written"
+_BEGINNING = b'{"id": '
 _DECISIVE = ("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept")
 
 
@@ -205,7 +208,7 @@ class AnswersFile:
             try:
                 answer = msgspec.json.decode(line, type=_Answer)
             except (ValueError, RecursionError):
-                raise self._refusal(number, "is no answer that `amusd generate` has written") from None
+                raise self._refusal(number, _NO_ANSWER) from None
             if answer.settings != self._settings:
                 raise self._refusal(number, "was answered with other settings")
             place = next((place for place, prompt in enumerate(rest) if prompt.number == answer.id), None)
@@ -244,7 +247,11 @@ class AnswersFile:
             if self.path.exists() and not self.path.is_file():
                 raise ConfigError(f"out={self.path}: not a regular file; it has to be read, too")
             with self.path.open("rb") as file:
-                yield from (line for line in file if line.endswith(b"\n"))
+                for number, line in enumerate(file, start=1):
+                    if line.endswith(b"\n"):
+                        yield line
+                    elif not _BEGINNING.startswith(line[: len(_BEGINNING)]):
+                        raise self._refusal(number, _NO_ANSWER)
         except FileNotFoundError:
             return
         except OSError as error:

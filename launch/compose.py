@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shlex
@@ -82,7 +83,9 @@ def errors_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
         allowed = f"expected {', '.join(choices)}{others}{nearest(choice, choices)}" if key else first_line(error)
         raise ConfigError(f"{key or '--config-name'}={choice}: {allowed}") from None
     except OSError as error:
-        raise ConfigError(f"run_dir={error.filename}: cannot be used ({error.strerror})") from None
+        is_long = error.errno == errno.ENAMETOOLONG  # a key or a choice, which is looked for as a file
+        named = shown(max(arguments, key=len) if is_long else f"run_dir={error.filename}")
+        raise ConfigError(f"{named}: cannot be used ({error.strerror})") from None
     except (HydraException, OmegaConfBaseException, RecursionError) as error:
         text = " ".join(str(error).partition("See https:")[0].split())
         for argument in arguments:
@@ -100,7 +103,7 @@ def _refusal(argument: str, text: str) -> ConfigError:
     if (conf_folder() / key.partition("@")[0]).is_dir() or key.startswith("drafter.options."):
         return ConfigError(f"{shown(argument)}: {sweep[2:] or text}")
     if key not in _KEYS:
-        return no_such_key(RunConfig, key, shown(value))
+        return no_such_key(RunConfig, shown(key), shown(value))
     as_list = f", as [{value}]" if sweep and _KEYS[key].startswith("a list") else ""
     return ConfigError(f"{shown(argument)}: expected {_KEYS[key]}{as_list}{sweep}")
 

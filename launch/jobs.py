@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, read_json, write_json
 from amusd.logs import logger, show_lines
+from amusd.policies.factory import choose_policy
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import device_of
 from amusd.runtime.workers import check_workers, start_workers
@@ -110,10 +112,13 @@ class Jobs:
         """
         command, json_only = COMMANDS[self._command], config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
-        if command.computes and command.has_result:  # the configuration that is kept names the dtype
+        if command.computes:
             engine = config.engine_for(self._command)
-            check_workers(engine)
-            config = settle(config, device_of(engine, "target"))
+            for drafter, policy in product(engine.drafters, config.asynchronous_policies() or (config.policy,)):
+                choose_policy(config.sampling, drafter.kind, dataclasses.replace(config.decoding(), policy=policy))
+            if command.has_result:  # the configuration that is kept names the dtype
+                check_workers(engine)
+                config = settle(config, device_of(engine, "target"))
         if self._command == "serve":
             config = with_api_key(config)
         if number is not None:

@@ -12,7 +12,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,10 +97,10 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
 
     from .compose import errors_of_hydra, for_hydra, text_of
     from .jobs import Jobs
-    from .run_directory import OVERRIDES_FILE, new_folder
+    from .run_directory import OVERRIDES_FILE, new_folder, sole_sweep
 
-    folders = [text_of(argument) for argument in arguments if argument.startswith("run_dir=")]
-    folder = Path(folders[-1]) if folders else new_folder()
+    named = [text_of(argument) for argument in arguments if re.match(r"\+*run_dir=", argument)]
+    folder = new_folder() if not named or named[-1] in ("", "null") else Path(named[-1])
     is_new = not folder.exists()
     # Hydra's parser wants all overrides in a row
     words = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)
@@ -112,16 +112,15 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     if is_sweep and not COMMANDS[command].has_result:
         raise ConfigError(f"-m: `amusd {command}` has one configuration; leave -m out")
     own = [word for word in words if word not in typed]
-    with closing(Jobs(command)) as jobs:
+    with closing(Jobs(command)) as jobs, sole_sweep(folder) if is_sweep else nullcontext():
         try:
             with errors_of_hydra(typed):
                 code = _hydra(jobs, [*for_hydra(typed, own_config=bool(options.config_name)), *own], f"amusd {command}")
-        except ConfigError:
-            if is_sweep and is_new and not any(folder.glob(f"**/{OVERRIDES_FILE}")):
-                shutil.rmtree(folder, ignore_errors=True)  # no job has begun
-            raise
-        except KeyboardInterrupt:
-            if is_sweep and folder.is_dir():
+        except (ConfigError, KeyboardInterrupt) as end:
+            has_jobs = is_sweep and any(folder.glob(f"**/{OVERRIDES_FILE}"))
+            if is_sweep and is_new and not has_jobs:
+                shutil.rmtree(folder, ignore_errors=True)
+            if has_jobs and isinstance(end, KeyboardInterrupt):
                 _summarize(folder, is_json=is_json)
                 logger.info(f"interrupted; the same command with run_dir={folder} goes on from here")
             raise
@@ -139,6 +138,7 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
 
     from .compose import CONFIG_NAME, HYDRA_VERSION, conf_folder, store_defaults
 
+    console = Console()  # raises without standard output, to which Hydra would print
     store_defaults()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, not printed
     decorate = hydra.main(version_base=HYDRA_VERSION, config_path=str(conf_folder()), config_name=CONFIG_NAME)
@@ -150,8 +150,7 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
-        if sys.stdout is not None:
-            Console().text("", end="")  # flushes what Hydra has printed
+        console.text("", end="")  # flushes what Hydra has printed
     return 0
 
 

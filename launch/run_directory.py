@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import fcntl
+import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from operator import itemgetter
@@ -31,8 +33,8 @@ OVERRIDES_FILE = "overrides.json"
 SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are in numbered folders."""
 EVENTS_FOLDER = "events"
-_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE, *MEASURED_FILES, *SHOWN_FILES)
-_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
+_FIRST_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
+_MARKS_OF_A_RUN = (*_FIRST_FILES, *MEASURED_FILES, SUMMARY_FILE, EVENTS_FOLDER)
 _HIDDEN = (
     *("tokens_per_second_per_device", "p50_inter_token_ms", "p99_inter_token_ms", "target_idle_fraction"),
     *("draft_idle_fraction", "wasted_draft_fraction", "mean_acceptance_length", "identical_to_autoregressive"),
@@ -55,7 +57,8 @@ def create_run_directory(config: RunConfig) -> Path:
     try:
         directory = folder.absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        found = next((name for name in _MARKS_OF_A_RUN if (directory / name).exists()), None)
+        marks = _MARKS_OF_A_RUN if config.out else (*_MARKS_OF_A_RUN, *SHOWN_FILES)  # `out` may be one of them
+        found = next((name for name in marks if (directory / name).exists()), None)
         if found is not None:
             raise ConfigError(f"run_dir={folder}: already holds a run ({found}); name another folder or delete it")
         (directory / EVENTS_FOLDER).mkdir()
@@ -69,7 +72,7 @@ def create_run_directory(config: RunConfig) -> Path:
 
 @contextmanager
 def run_directory(config: RunConfig) -> Iterator[Path]:
-    """As `create_run_directory`. Keeps the files of an interrupted or failed run, and deletes a refused one's."""
+    """Make a run directory. The files of an interrupted or failed run are kept, a refused run's are deleted."""
     directory = create_run_directory(config)
     try:
         yield directory
@@ -85,10 +88,27 @@ def run_directory(config: RunConfig) -> Iterator[Path]:
         raise
 
 
-def clear_run(directory: Path) -> None:
-    """Delete what an interrupted run has left. Other files stay."""
+@contextmanager
+def sole_sweep(folder: Path) -> Iterator[None]:
+    """Make the folder of a sweep, and keep other sweeps out. Raises `ConfigError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        has_other = isinstance(error, BlockingIOError)
+        why = "another sweep writes to it" if has_other else f"cannot be used ({error.strerror})"
+        raise ConfigError(f"run_dir={folder}: {why}") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def clear_run(directory: Path, measured: Sequence[str] = (*MEASURED_FILES, *SHOWN_FILES)) -> None:
+    """Delete what an interrupted run has left; `measured`: files beside its first ones. Others stay."""
     events = directory / EVENTS_FOLDER
-    for path in [*(directory / name for name in _FILES), *events.glob("*.jsonl")]:
+    for path in [*(directory / name for name in (*_FIRST_FILES, *measured)), *events.glob("*.jsonl")]:
         path.unlink(missing_ok=True)
     with suppress(OSError):
         events.rmdir()
@@ -98,7 +118,7 @@ def discard_run(directory: Path) -> None:
     """Remove the files of a run that was refused before any token."""
     if any((directory / name).exists() for name in MEASURED_FILES) or any((directory / EVENTS_FOLDER).glob("*")):
         return
-    clear_run(directory)
+    clear_run(directory, ())
     with suppress(OSError):
         directory.rmdir()
 

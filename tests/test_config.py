@@ -55,6 +55,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
+    ({"drafter": {"kind": "custom", "factory": "3"}}, "drafter.factory=3: allowed: MODULE:FUNCTION, FILE.py:FUNC"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
     ({"drafter": {"kind": "self"}, "hardware": SYNTHETIC}, "drafter.kind=self: with hardware.synthetic allowed: "),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),

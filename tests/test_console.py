@@ -103,6 +103,12 @@ def test_a_command_without_a_standard_output_says_so_in_one_line(redirection: st
         assert json.loads((tmp_path / "run" / "result.json").read_text())["complete"] is True
 
 
+def test_a_configuration_is_not_printed_to_a_closed_standard_output() -> None:
+    done = shell("generate --cfg job >&-")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("amusd: standard output: closed")
+
+
 @needs_dev_full
 def test_help_that_cannot_be_written_is_a_mistake_of_one_line() -> None:
     done = shell("generate --help >/dev/full")

@@ -111,7 +111,7 @@ def context_of(tokenizer: Tokenizer, models: Iterable[ModelRunner]) -> list[int]
 
 @contextmanager
 def beside(engine: EngineConfig) -> Iterator[Surrounding]:
-    """As `neighbour`, on the draft's device and cores, while this process runs on the target's."""
+    """Yield `busy` of a `neighbour` on the draft's device and cores. This process is pinned to the target's."""
     allowed = allowed_cores()
     if device_of(engine, "target") == "cpu":
         pin_to(cores_for("target", allowed, engine.hardware))

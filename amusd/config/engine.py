@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from msgspec import Meta
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
+from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError
 from amusd.protocol.messages import MAX_NUM_SEQS, MAX_TOKENS
 from amusd.settings import Count, PositiveAmount, Settings, Share, Text
@@ -124,7 +125,8 @@ class DrafterConfig(Settings):
         for name, kind in _OF_ONE_KIND.items():
             allowed = f"only allowed with drafter={kind}, not with drafter={self.kind}"
             self.require(self.kind == kind or not getattr(self, name), name, allowed)
-        self.require(self.kind != "custom" or bool(self.factory), "factory", "required with drafter=custom")
+        has_factory = self.kind != "custom" or is_reference(self.factory or "")
+        self.require(has_factory, "factory", "allowed: MODULE:FUNCTION, FILE.py:FUNCTION")
 
     def for_target(self, target: TargetConfig, hardware: HardwareConfig) -> DrafterConfig:
         """The same; `auto` becomes the kind that fits this target."""

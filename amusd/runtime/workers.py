@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
@@ -20,6 +20,7 @@ from amusd.runtime.devices import device_of, warn_of_sharing, with_devices
 from amusd.runtime.draft_process import DraftSource
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.factory import check_link
+from amusd.types import Role
 
 
 @dataclass(eq=False)
@@ -60,6 +61,9 @@ def start_workers(config: EngineConfig) -> tuple[EngineConfig, DraftSource | Non
     the ranks if there are several. Raises `ConfigError`.
     """
     check_workers(config)
+    if config.transport.address is not None and config.draft_address is None:
+        for role in get_args(Role):  # both ends are here
+            check_link(config.transport, config.transport.address, role, "transport.address")
     with ExitStack() as failing:
         drafts, rendezvous = None, None
         if config.drafters:

@@ -76,7 +76,8 @@ class Recorder:
     def flush(self) -> None:
         """Append what was recorded to the file of its run, one JSON object a line, and forget it.
 
-        Call between requests. If the file fails, `is_whole` becomes False, and a line says so once.
+        Call between requests. If the file fails, `is_whole` becomes False, and a line says so once if the run's
+        folder exists.
         """
         runs: dict[int, list[Event]] = {}
         for event in self._recorded if self.events_path is not None else ():
@@ -95,7 +96,7 @@ class Recorder:
             with path.open("ab") as file:
                 file.write(_encoder.encode_lines(events))
         except OSError as error:
-            if self.is_whole:
+            if self.is_whole and path.parent.parent.is_dir():  # else the run was refused, and its folder is gone
                 logger.warning("%s: cannot be written (%s)", path, error.strerror)
             self.is_whole = False
 

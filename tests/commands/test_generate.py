@@ -216,6 +216,12 @@ def test_a_file_of_something_else_is_refused_in_one_line(config: RunConfig, cont
     assert AnswersFile(changed)._settings != AnswersFile(config)._settings
 
 
+def test_a_line_without_an_end_that_begins_no_answer_is_not_cut_off(config: RunConfig) -> None:
+    Path(str(config.out)).write_text('{"prompt": "mine"}')
+    with pytest.raises(ConfigError, match=f"^out={config.out}: line 1 is no answer that `amusd generate` has written"):
+        prompts_of("generate", config)
+
+
 def test_a_file_that_another_run_writes_to_is_refused(config: RunConfig) -> None:
     with Path(str(config.out)).open("ab") as file, plain_engine() as engine:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -38,6 +38,8 @@ MISTAKES = [
     ("target=hf", "target.model=None: a folder or hub name is needed with target=hf"),
     ("max_lookahead=${nothing}", "max_lookahead: Interpolation key 'nothing' not found"),
     ("sampling=3", "sampling=3: expected a mapping"),
+    (f"{'k' * 5000}=1", f"{'k' * 200}...: cannot be used"),
+    (f"hardware={'c' * 5000}", f"hardware={'c' * 191}...: cannot be used"),
     ("sampling.temperature=-1", "sampling.temperature=-1: expected a number from 0 to 1000000"),
     ("max_lookahead=[4", f"max_lookahead=[4: {COUNT}"),
     ("max_lookahead=4,8", f"max_lookahead=4,8: {COUNT}; several values are a sweep, which needs -m"),
@@ -49,7 +51,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("override", "message"), MISTAKES, ids=[override for override, _ in MISTAKES])
+@pytest.mark.parametrize(("override", "message"), MISTAKES, ids=[override[:40] for override, _ in MISTAKES])
 def test_a_mistake_is_one_line_that_names_it(override: str, message: str) -> None:
     assert refusal(lambda: compose_config([override])).startswith(message)
 

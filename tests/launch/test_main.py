@@ -18,12 +18,13 @@ from launch.main import main
 from tests.launch.processes import run
 
 LISTEN = "listen=tcp://127.0.0.1:5"
+RANDOM = ["generate", "prompt=x", "hardware.synthetic=smollm2-135m", "drafter=ngram"]
 MISTAKES = [
     ([], "name a command first; allowed: generate, "),
     (["prompt=x"], "prompt=x: name a command first"),
     (["serve", "-m"], "-m: `amusd serve` has one configuration"),
     (["doctor", "-m"], "-m: `amusd doctor` has one configuration"),
-    (["generate", "workload.path=/nowhere"], "workload.path=/nowhere: [Errno 2] No such file or directory"),
+    (["generate", "workload.path=/nowhere"], "workload.path=/nowhere: cannot be read (No such file or directory)"),
     (["serve", "--port", "9000"], "--port: expected KEY=VALUE, without dashes; did you mean 'serve.port'?"),
     (["generate", "Why not?", "-m"], "Why not?: expected KEY=VALUE; a prompt is written prompt='Why not?'"),
     (["generate", "-m", "promt=a,b"], "promt=a,b: no such key; did you mean 'prompt'?"),
@@ -47,6 +48,14 @@ MISTAKES = [
     (["generate", "drafter.address=tcp://10.0.0.1:5"], "drafter.address=tcp://10.0.0.1:5: not on this machine"),
     (["generate", "transport.keys=keys"], "transport.keys=keys: protects the link at transport.address, drafter.addr"),
     (["doctor", "drafter.address=tcp://127.0.0.1:5"], "drafter.address=tcp://127.0.0.1:5: `amusd doctor` looks at"),
+    ([*RANDOM, "transport.address=there"], "transport.address=there: expected ipc://PATH or tcp://HOST:PORT"),
+    ([*RANDOM, "transport.address=ipc:///x", "transport.keys=none"], "transport.keys=none: target.key_secret: no keys"),
+    (["generate", "policy=nowhere:make"], "policy=nowhere:make: raises ModuleNotFoundError: No module named"),
+    (["compare", "compare.policies=[auto,x:y]"], "policy=x:y: raises ModuleNotFoundError: No module named"),
+    (
+        ["serve", "serve.host=0.0.0.0", "drafter=cascade", "policy=branching"],
+        "policy=branching: drafter=cascade drafts no trees; allowed: ",
+    ),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
     (["keys"], "keys: name one folder, and nothing else: amusd keys FOLDER"),
     (
@@ -135,6 +144,7 @@ def test_a_signal_before_the_first_job_of_a_sweep_is_no_mistake(
     monkeypatch.setattr("launch.main._hydra", Mock(side_effect=KeyboardInterrupt(15)))
     assert main(["generate", "-m", "max_lookahead=4,8"]) == 128 + 15
     assert capsys.readouterr() == ("", "")
+    assert list(tmp_path.glob("runs/*")) == []
 
 
 def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:

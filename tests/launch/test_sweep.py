@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -15,7 +16,16 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.run_directory import clear_run, create_run_directory, is_done, read_config, summarize, summary_table
+from launch.main import main
+from launch.run_directory import (
+    clear_run,
+    create_run_directory,
+    is_done,
+    read_config,
+    run_directory,
+    summarize,
+    summary_table,
+)
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.warm import Popen
 
@@ -32,13 +42,21 @@ def test_a_run_directory_holds_the_resolved_configuration_and_the_environment(tm
     assert environment["cpu"]["cores"] >= environment["cpu"]["allowed_cores"] >= 1
 
 
-@pytest.mark.parametrize("mark", ["config.yaml", "sweep.json"])
+@pytest.mark.parametrize("mark", ["config.yaml", "sweep.json", "answers.jsonl", "partial.txt", "workers.json"])
 def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
     (tmp_path / mark).write_text("old")
     with pytest.raises(ConfigError, match=f"already holds a run \\({mark}\\)"):
         create_run_directory(RunConfig(run_dir=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == [mark]
     assert (tmp_path / mark).read_text() == "old"
+
+
+def test_a_refused_run_leaves_the_answers_that_it_was_to_add_to(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text("old")
+    config = RunConfig(run_dir=str(tmp_path), out=str(tmp_path / "answers.jsonl"))
+    with pytest.raises(ConfigError, match="no"), run_directory(config):
+        raise ConfigError("no")
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.jsonl"]
 
 
 def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: Path) -> None:
@@ -108,6 +126,30 @@ def test_a_sweep_over_drafters_holds_over_that_of_a_pair(tmp_path: Path) -> None
     done = run(amusd_command("simulate", "-m", "pair=qwen3_8b", "drafter=ngram,self", *given), tmp_path)
     assert done.returncode == 0, done.stderr
     assert [read_config(tmp_path / "out" / name).drafter.kind for name in "01"] == ["ngram", "self"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder"), [("run_dir=", "runs/*"), ("run_dir=null", "runs/*"), ("++run_dir=own", "own")]
+)
+def test_a_sweep_takes_every_form_of_its_folder(
+    typed: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "-m", "accept=0.8", "verify_ms=25", "draft_ms=2.5", "simulate.num_tokens=8", typed]) == 0
+    assert [path.parent.match(folder) for path in tmp_path.rglob("sweep.json")] == [True]
+
+
+def test_a_folder_is_for_one_sweep_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["simulate", "-m", "accept=0.8", "verify_ms=25", "draft_ms=2.5", f"run_dir={tmp_path}"]
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another sweep does
+    assert main([*sweep, "simulate.num_tokens=8"]) == 2
+    assert capsys.readouterr() == ("", f"amusd: run_dir={tmp_path}: another sweep writes to it\n")
+    assert list(tmp_path.iterdir()) == []
+    os.close(descriptor)
+    assert main([*sweep, "promt=x"]) == 2  # which gives the folder back
+    assert main([*sweep, "simulate.num_tokens=8"]) == 0
+    assert (tmp_path / "sweep.json").is_file()
 
 
 def test_a_job_is_done_if_it_was_whole_had_a_draft_all_along_and_the_same_settings(tmp_path: Path) -> None:

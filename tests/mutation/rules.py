@@ -737,6 +737,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a message may have several lines": ("record.getMessage().splitlines()", "[record.getMessage()]"),
     },
     ("amusd/workload.py", "tests/commands/test_generate.py"): {
+        "a line of somebody else's is cut off": ("line[: len(_BEGINNING)]", "line[:1]"),
         "a file is begun anew": ("AnswersFile(config).rest(", "list("),
         "a conversation goes on without its answers": ('{"role": "assistant", "content": answer}, ', ""),
     },
@@ -775,8 +776,18 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/ranks.py", "tests/runner/test_ranks.py"): {
         "the rank of another version is not named": ('ConfigError(f"rank {rank} of the target: {error}")', "error"),
     },
+    ("amusd/tracing/recorder.py", "tests/tracing/test_metrics.py"): {
+        "a refused run has a second line": (" and path.parent.parent.is_dir():", ":"),
+    },
+    ("amusd/config/engine.py", "tests/test_config.py"): {
+        "any text names a factory": ('is_reference(self.factory or "")', "bool(self.factory)"),
+    },
+    ("amusd/runtime/workers.py", "tests/launch/test_main.py"): {
+        "a link that cannot work is found after loading": ("for role in get_args(Role):", "for role in ():"),
+    },
     ("launch/compose.py", "tests/launch/test_compose.py"): {
         "an interpolation in a text is resolved": ("    text = re.sub(", "    re.sub("),
+        "a long key is taken for a run_dir": ("is_long = error.errno == errno.ENAMETOOLONG", "is_long = False"),
         "a pair's drafter holds over the one chosen": ("] if has_rival else []", "] if False else []"),
     },
     ("launch/jobs.py", "tests/launch/test_sweep.py"): {
@@ -787,6 +798,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "all replicas of a machine take the same cores": ("pin_cores=False", "pin_cores=True"),
     },
     ("launch/run_directory.py", "tests/launch/test_sweep.py"): {
+        "a refused run deletes answers": ("    clear_run(directory, ())", "    clear_run(directory)"),
+        "two sweeps share a folder": (" | fcntl.LOCK_NB", " & fcntl.LOCK_NB"),
         "a job whose draft was lost is done": (' or {"draft_failure", "draft_losses"} & result.keys()', ""),
     },
     ("launch/signals.py", "tests/launch/test_signals.py"): {

@@ -84,6 +84,13 @@ def test_a_file_that_cannot_take_events_is_said_once(tmp_path: Path, caplog: pyt
     assert caplog.messages == [f"{tmp_path}/events/target.jsonl: cannot be written (File too large)"]
 
 
+def test_the_folder_of_a_refused_run_is_gone_without_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder("draft", f"{tmp_path}/run/events")
+    recorder.instant("target_gone", NO_SEQUENCE)
+    recorder.flush()
+    assert (recorder.is_whole, caplog.messages, list(tmp_path.iterdir())) == (False, [], [])
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="its names are UTF-8")
 def test_a_folder_of_any_name_takes_events_and_fits_a_hello(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"{\xff}\xc3\xa9")
