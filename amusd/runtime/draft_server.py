@@ -117,7 +117,6 @@ class DraftServer:
                     if self.is_own and is_removed(self.address):
                         return TOLD
                     raise
-                link.answer_to_others = BUSY
                 with closing(link):
                     if not self.is_own and self.last_code is None:
                         logger.info("draft: listens at %s", link.address)
@@ -131,6 +130,7 @@ class DraftServer:
         try:
             if (hello := _hello(link)) is None:
                 return None
+            link.answer_to_others = BUSY
             if self.is_own:
                 self.recorder.events_path = hello.events
             if isinstance(offer, Exception):
