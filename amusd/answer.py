@@ -1,4 +1,4 @@
-"""The answers of an engine, and the scheduler by which one thread at a time computes them."""
+"""Answers of an engine, and the scheduler that computes all of them, one thread at a time."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Generation:
 
 @dataclass(eq=False, repr=False)
 class Answer:
-    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `cancel` ends it early.
+    """Iterator over one answer's tokens; afterwards `generation` holds the whole. `cancel` ends the answer early.
 
-    It is computed from `Engine.submit` or the first read on. One thread at a time may read; any may cancel or drop it.
+    `Engine.submit` or the first read begins it. One thread at a time may read an answer; any may cancel or drop it.
     """
 
     request: Request
@@ -70,11 +70,11 @@ class Answer:
     _generation: Generation | None = None
     _error: Exception | None = None
     on_news: Callable[[], None] = lambda: None
-    """Called, in any thread, when a token can be read or nothing more will come."""
+    """Called, in any thread, when a token can be read or the answer is over."""
     is_queued: bool = False
     is_over: bool = False
     all_tokens_at: float | None = None
-    """`time.perf_counter` at its last token; only the draft's counts may come later."""
+    """`time.perf_counter` at the last token; only the draft's counts may follow."""
 
     def __iter__(self) -> Self:
         return self
@@ -100,7 +100,7 @@ class Answer:
 
     @property
     def has_news(self) -> bool:
-        """A token can be read, or the answer is over."""
+        """Whether a token can be read or the answer is over."""
         return self._num_read < len(self._tokens) or self.is_over
 
     @property
@@ -140,7 +140,7 @@ class Answer:
             self.on_news()
 
     def take(self, sequence: TargetSequence) -> None:
-        """Take in the last step of `sequence`. Its error is raised where the answer is read."""
+        """Update after a step of `sequence`. The sequence's error is raised where the answer is read."""
         try:
             self._tokens = sequence.tokens
             if sequence.finish_reason is not None and self.all_tokens_at is None:
@@ -160,7 +160,7 @@ class Answer:
                 self.is_over = True
             if self.has_news:
                 self.on_news()
-        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+        except Exception as error:  # noqa: BLE001 - raised again where the answer is read
             self.fail(error)
 
 
@@ -175,7 +175,7 @@ class Scheduler:
         self._lock = threading.RLock()
         """Held by the thread that computes."""
         self._in_use = False
-        """True during a step: a signal handler of that thread can take the lock again."""
+        """True while the worker is used: the lock cannot stop a signal handler of the same thread."""
         self._queue: deque[weakref.ref[Answer]] = deque()
         self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._is_closed = False
@@ -217,7 +217,7 @@ class Scheduler:
         self.check()  # last, since `close` may have emptied the queue before
 
     def advance(self, answer: Answer) -> None:
-        """Queue an answer, and compute a step unless another thread has just brought it a token."""
+        """Queue an answer, and compute a step unless another thread has just advanced the answer."""
         self.enqueue(answer)
         with self.alone():
             if not answer.has_news:
@@ -235,7 +235,7 @@ class Scheduler:
     def close(self, release: Callable[[], None]) -> None:
         """End all answers, and call `release`; in a fork do nothing.
 
-        Waits for another thread's pass. A signal handler during a pass leaves the rest to the end of that pass.
+        Waits for another thread's pass. In a signal handler during a pass, closing takes effect after that pass.
         """
         if os.getpid() != self._pid:
             return
@@ -260,7 +260,7 @@ class Scheduler:
         self._admit()
         try:
             self._worker.step()
-        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
+        except Exception as error:  # noqa: BLE001 - raised again where an answer is read
             self._fail_all(error)
         except BaseException:
             self._fail_all(StateError(_INTERRUPTED))
@@ -278,7 +278,7 @@ class Scheduler:
                 continue
             try:
                 self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
-            except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+            except Exception as error:  # noqa: BLE001 - raised again where the answer is read
                 answer.fail(error)
                 self._end_unwanted()
             except BaseException:
@@ -287,7 +287,7 @@ class Scheduler:
 
     def _end_unwanted(self) -> None:
         for sequence in dict.fromkeys([*self._at_work, *self._worker.sequences]):
-            reference = self._at_work.get(sequence, lambda: None)  # if its admission failed, nobody wants it
+            reference = self._at_work.get(sequence, lambda: None)  # None: the admission failed
             if (answer := reference()) is None or answer.is_over:
                 self._at_work.pop(sequence, None)
                 self._worker.end(sequence)

@@ -34,14 +34,14 @@ class AsyncEngine:
     """An `Engine` for asyncio. Make one with `launch`; use `async with`."""
 
     engine: Engine
-    """Set once it is launched. Any thread may read its counts and use its tokenizer."""
+    """The engine, set by `async with`. Any thread may read its counts and use its tokenizer."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
-        """`make` is called in the thread."""
+        """`make` runs in the engine's thread."""
         self._make = make
         self._made: Future[Engine] = Future()
         self._asked = threading.Event()
-        """Set when the thread has something to do."""
+        """Set when there is work."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._live, name="amusd engine", daemon=True)
 
@@ -55,7 +55,7 @@ class AsyncEngine:
         try:
             self.engine = await asyncio.shield(asyncio.wrap_future(self._made))
         except BaseException:
-            self._begin_closing()  # the engine may come yet
+            self._begin_closing()  # the engine may yet be made
             raise
         return self
 
@@ -71,7 +71,7 @@ class AsyncEngine:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> Generation:
-        """The whole answer; arguments of `Engine.stream`. Cancelling the task ends it."""
+        """Return the whole answer; arguments of `Engine.stream`. Cancelling the task ends the answer."""
         news = asyncio.Event()
         answer = await self.submit(prompt, params, news, **options)
         try:
@@ -84,7 +84,7 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> AsyncGenerator[Token, None]:
-        """The answer token by token; arguments of `Engine.stream`.
+        """Yield the answer token by token; arguments of `Engine.stream`.
 
         Closing the generator or cancelling its task ends the answer before the next pass.
         """
@@ -100,7 +100,7 @@ class AsyncEngine:
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None, news: asyncio.Event, **options: Unpack[Options]
     ) -> Answer:
-        """As `Engine.submit`; `news` is set when a token can be read, or nothing more will come."""
+        """As `Engine.submit`; `news` is set when a token can be read or the answer is over."""
         # in another thread, since a long prompt takes long to encode
         answer = await asyncio.to_thread(self.engine.stream, prompt, params, **options)
         answer.on_news = partial(_set, news, asyncio.get_running_loop())
@@ -120,7 +120,7 @@ class AsyncEngine:
             self._made.set_exception(error)
             return
         self._made.set_result(engine)
-        with engine, suppress(StateError):  # closed by another thread, as readers of answers learn
+        with engine, suppress(StateError):  # another thread has closed the engine
             while not self._is_closing:
                 if not engine.scheduler.step():
                     self._asked.wait(LOOK_SECONDS)
@@ -130,7 +130,7 @@ class AsyncEngine:
 async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator[tuple[int, list[Token]], None]:
     """Yield (index, new tokens) of each answer, and (index, []) at its end. Raises a failed answer's error.
 
-    `news`: the event that all were submitted with.
+    `news`: the event given to `submit` for all answers.
     """
     reading = dict(enumerate(answers))
     while reading:
@@ -147,6 +147,6 @@ async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator
 
 
 def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    if not news.is_set():  # a reader clears it before it reads
+    if not news.is_set():  # `read` clears the event before it reads
         with suppress(RuntimeError):  # the event loop is closed: nothing waits
             loop.call_soon_threadsafe(news.set)

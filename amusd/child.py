@@ -1,10 +1,10 @@
 """A fork server: it loads what its children need, and forks one child after another.
 
 A process that uses a GPU cannot be forked: then `prepare` returns None, and the server itself is the only child.
-`ForkServer` is the parent's end, and `serve` the server. They exchange JSON over the server's standard input, a socket:
+`ForkServer` is the parent's end, and `serve` the server. Both exchange JSON over the server's standard input, a socket:
 
     parent: the settings, once; then the orders of one child after another
-    server: [process id of the child]; [the same, its exit code or minus the signal]
+    server: [process id] of a started child; [process id, exit code or minus the signal] of an ended one
 
 When the parent closes the socket or ends, the server and its child end.
 """
@@ -74,7 +74,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the newest child; before it has begun, of the server."""
+        """Process id of the newest child; the server's until the child has begun."""
         with self._lock:
             self.ended(0.0)
             return self._pid or self._process.pid
@@ -85,7 +85,7 @@ class ForkServer:
         return self._pid is None
 
     def start(self, orders: Mapping[str, Any]) -> None:
-        """Start the next child, without waiting, once the last one has ended. Starts an ended server again."""
+        """Order the next child, which starts once the last one has ended. Restarts an ended server. Does not wait."""
         with self._lock:
             if self._process.poll() is not None:
                 self.close()
@@ -110,7 +110,7 @@ class ForkServer:
         """Kill the process that `pid` names, without waiting."""
         with self._lock:
             if self.ended(0.0) is None:
-                self._process.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
+                self._process.send_signal(signal.SIGCONT)  # a stopped server could not report the end
                 with suppress(ProcessLookupError):
                     os.kill(self._pid or self._process.pid, signal.SIGKILL)
 
@@ -138,7 +138,7 @@ class ForkServer:
         self._send(self._settings)
 
     def _send(self, values: Mapping[str, Any]) -> None:
-        with suppress(OSError):  # the server has just ended, which `ended` finds
+        with suppress(OSError):  # the server has just ended: see `ended`
             self._pipe.send_bytes(json.dumps(values).encode())
 
 
@@ -153,18 +153,18 @@ def serve(
 ) -> int:
     """Run `work` for each message of orders, and return this process's exit code.
 
-    `prepare(settings)` loads; `work(settings, orders, prepared)` returns an exit code, and runs in a fork. If None was
-    prepared, it runs in this process, once. `leave(settings)` is called when the parent is gone.
+    `prepare(settings)` loads. `work(settings, orders, prepared)` returns an exit code; it runs in a fork, or once in
+    this process if `prepare` returned None. `leave(settings)` is called when the parent is gone.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them here, too; the parent ends this process
         signal.signal(number, signal.SIG_IGN)
     pipe = Connection(_STANDARD_INPUT)
     settings: Orders = {}
     children: list[int] = []
-    """Process id of the present one, if any."""
+    """Process id of the present child, if any."""
 
     def end() -> NoReturn:
-        for pid in children:  # one that is stopped does not end by itself
+        for pid in children:  # a stopped child does not end by itself
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, signal.SIGKILL)
         leave(settings)
@@ -176,7 +176,7 @@ def serve(
     prepared = prepare(settings)
     if prepared is not None:
         gc.collect()
-        gc.freeze()  # otherwise a collection in a child would write to all that it shares, and so copy it
+        gc.freeze()  # otherwise a child's collection would write to all shared pages, which copies them
     for orders in received:
         if prepared is None:
             _report(pipe, os.getpid())
@@ -200,8 +200,8 @@ def _fork(pipe: Connection, work: Callable[[], int]) -> int:
         return pid
     code = 1
     try:
-        _on_hang_up(lambda: os._exit(0))  # its parent is gone
-        _report(pipe, os.getpid())  # before another process can reach it
+        _on_hang_up(lambda: os._exit(0))  # the parent is gone
+        _report(pipe, os.getpid())  # before another process can reach this one
         code = work()
     except BaseException:  # noqa: BLE001 - the process ends with this traceback and an exit code
         traceback.print_exc()

@@ -13,11 +13,11 @@ class Clock:
         return time.monotonic_ns()
 
     def now(self) -> float:
-        """The same in seconds."""
+        """`now_ns` in seconds."""
         return self.now_ns() / 1e9
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds."""
+        """Wait for `seconds`."""
         time.sleep(seconds)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Console:
     """Writes results for a person, or for a program if `json_only`: then standard output is one JSON document.
 
-    If the reader has left, nothing happens; other failures to write raise `ConfigError`.
+    A closed pipe is ignored; other failures to write raise `ConfigError`.
     """
 
     def __init__(self, *, json_only: bool = False, out: TextIO | None = None) -> None:
@@ -43,7 +43,7 @@ class Console:
         from rich.live import Live
         from rich.text import Text
 
-        paragraph = ""  # the one that is not ended yet
+        paragraph = ""  # the text after the last line break
 
         def bottom() -> Text:
             rows = chop_cells(paragraph, screen.width) or [""]  # as a terminal would break it
@@ -85,13 +85,13 @@ def standard_output() -> TextIO:
     if sys.stdout is None:
         raise ConfigError("standard output: closed; redirect it to /dev/null if nobody is to read it")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        with suppress(OSError):  # in flushing it first; the next text meets the same error
+        with suppress(OSError):  # `reconfigure` flushes first; the next write meets the same error
             sys.stdout.reconfigure(errors="replace")
     return sys.stdout
 
 
 def _screen(stream: TextIO) -> Screen | None:
-    """The terminal behind `stream`; None if it is none, or too small."""
+    """The terminal of `stream`; None without a terminal, or if too small or dumb."""
     if not stream.isatty():
         return None
     from rich.console import Console as Screen

@@ -1,4 +1,4 @@
-"""Checks for drafters of your own: what every drafter promises (`amusd/drafters/base.py`).
+"""Checks that your own drafter keeps the promises of `amusd/drafters/base.py`.
 
     check_drafter(lambda: MyDrafter(...), vocab_size=100)
 
@@ -28,7 +28,7 @@ _RELATIVE = 1e-3
 def check_drafter(make: Callable[[], Drafter], *, vocab_size: int, fan_outs: Sequence[int] = (1, FAN_OUT)) -> None:
     """Check that a drafter guesses as a fresh one would, after any verdicts.
 
-    `make`: returns a new one for sequences of `CAPACITY` tokens; `fan_outs`: 1 for chains, more for trees.
+    `make`: returns a new drafter for sequences of `CAPACITY` tokens; `fan_outs`: 1 for chains, more for trees.
     """
     rng = random.Random(0)  # noqa: S311 - no secret
     drafter = make()  # one for all sequences, which begin alike

@@ -57,7 +57,7 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     rendezvous: Rendezvous | None = None
-    """Where the target's ranks connect, if there are several."""
+    """Where the target's ranks connect, if several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 
@@ -73,7 +73,7 @@ class Engine:
         `target` and `drafter` are a kind (`embedded`, `ngram`), or the folder or hub name of a transformers checkpoint.
         A drafter may also be a factory (as `drafter.factory`) or a `DrafterConfig`; None decodes without a draft.
         `settings` are fields of `EngineConfig`; `hardware.num_threads` sets the torch threads of this process. Raises
-        `ConfigError` for what cannot work.
+        `ConfigError` for settings that cannot work.
         """
         drafters = () if drafter is None else (_kind_or_model(DrafterConfig, drafter),)
         models = {"target": _kind_or_model(TargetConfig, target), "drafters": drafters}
@@ -96,7 +96,7 @@ class Engine:
     ) -> Self:
         """Load the target here; `drafts`: the source of its drafts; `rendezvous`: where the other ranks connect.
 
-        Draft and ranks are stopped with the engine, also if making it fails.
+        Draft and ranks stop with the engine, also if this call fails.
         """
         with ExitStack() as others:
             if drafts is not None:
@@ -122,9 +122,9 @@ class Engine:
     ) -> list[Generation]: ...
 
     def generate(self, prompt: Any, params: Any = None, **options: Unpack[Options]) -> Generation | list[Generation]:
-        """The whole answer, or for a list of prompts a list of answers; then `params` may be a list, too.
+        """Return the whole answer; for a list of prompts, a list of answers.
 
-        The other arguments are those of `stream`.
+        The arguments are those of `stream`; with a list of prompts, `params` may be a list.
         """
         # a list of prompts holds texts, conversations or lists of ids, or nothing
         if not isinstance(prompt, (list, tuple)) or (prompt and not isinstance(prompt[0], (str, list, tuple))):
@@ -160,11 +160,11 @@ class Engine:
         raw: bool = False,
         reference: Sequence[int] = (),
     ) -> Answer:
-        """The answer token by token.
+        """The answer, an iterator over tokens.
 
-        The chat template is applied unless `raw`, or for token ids. `drafter` is one of `drafters`, by default the
-        first. `reference`: plain decoding's answer, for the synthetic drafter. Raises `ConfigError` for what cannot be
-        answered, and `StateError` when the engine is closed.
+        The chat template is applied, except with `raw` or to token ids. `drafter` is one of `drafters`, by default the
+        first. `reference`: plain decoding's answer, for the synthetic drafter. Raises `ConfigError` for a bad request,
+        and `StateError` when the engine is closed.
         """
         self.scheduler.check()
         check_kind("params", params, SamplingParams)
@@ -193,9 +193,9 @@ class Engine:
     def encode(
         self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
     ) -> tuple[int, ...]:
-        """Token ids of a prompt, as `stream` takes them. `template`: arguments of the chat template.
+        """Token ids of a prompt, as in `stream`. `template`: arguments of the chat template.
 
-        Raises `ConfigError` for unknown ids, or when they leave no room for an answer.
+        Raises `ConfigError` for unknown ids, or if no room is left for an answer.
         """
         model = self.worker.model
         turns: Any = user_turn(prompt) if isinstance(prompt, str) else prompt

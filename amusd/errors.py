@@ -12,7 +12,7 @@
     +-- StateError             The caller's: the engine or answer is closed, unfinished or interrupted.
     +-- DeviceError            The device's: it exists but does not answer.
 
-An `AssertionError` is a bug of this package, or of a drafter of a user's own whose rollback failed.
+An `AssertionError` is a bug of this package, or of a user's drafter whose rollback failed.
 
 The command line reports a `ConfigError` in one line and exits with 2. All other errors exit with 1: a `PeerError` is
 reported in one line, but a `PeerProtocolError`, like any unexpected error, is a bug and gets a traceback.
@@ -42,7 +42,7 @@ class PeerError(AmusdError):
 
 
 class PeerProtocolError(PeerError):
-    """The peer sent what the protocol forbids, or bytes that are no frame. They changed nothing."""
+    """The peer sent a forbidden message, or bytes that are no frame. No state was changed."""
 
 
 class PeerLostError(PeerError):

@@ -14,16 +14,16 @@ _TUNABLES, _HUGE_MALLOC = "GLIBC_TUNABLES", "glibc.malloc.hugetlb="
 
 
 def environment_with_huge_pages() -> dict[str, str]:
-    """Environment of a process whose memory is in huge pages from its start (glibc 2.35), unless the user chose."""
+    """Environment that puts a process's memory in huge pages from its start (glibc 2.35), unless the user chose."""
     known = os.environ.get(_TUNABLES, "")
     own = known if _HUGE_MALLOC in known else ":".join(filter(None, [known, f"{_HUGE_MALLOC}1"]))
     return {**os.environ, _TUNABLES: own}
 
 
 def restart_with_huge_pages() -> None:
-    """Replace this process by one in that environment, since malloc reads it only at its start.
+    """Restart this process with `environment_with_huge_pages`: malloc reads variables only at its start.
 
-    Does nothing if `sys.argv` is not what the process was started with.
+    Does nothing if `sys.argv` differs from the process's own arguments.
     """
     arguments = sys.argv[1:]
     is_own = bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments
@@ -45,7 +45,7 @@ def use_huge_pages() -> None:
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             place, access, _offset, _device, inode, *_name = line.split()
-            if access != "rw-p" or inode != "0":  # of a file, or shared
+            if access != "rw-p" or inode != "0":  # a file's, or shared
                 continue
             start, end = (int(address, 16) for address in place.split("-"))
             # Page by page: a call for a whole region ends at the first page that cannot be moved.

@@ -18,7 +18,7 @@ def warn_once(line: str) -> None:
 
 
 def show_lines() -> None:
-    """Show what is logged on standard error alone. Idempotent. For programs, not for the library."""
+    """Show log lines on standard error only. Idempotent. For programs, not for the library."""
     logger.addHandler(_lines)
     logger.setLevel(logging.INFO)
     logger.propagate = False

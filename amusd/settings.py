@@ -34,9 +34,9 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A group of settings. A field's type says which values it takes; `__post_init__` refuses others.
+    """A group of settings. A field's type says which values are allowed; `__post_init__` refuses others.
 
-    Also taken: a mapping for a group or for pairs, one value as a list of one, None as an empty list, NumPy's numbers.
+    Also valid: a mapping for a group or for pairs, one value as a list of one, None as an empty list, NumPy's numbers.
     """
 
     section = ""
@@ -57,7 +57,7 @@ class Settings:
         return f"{cls.section}.{name}" if cls.section else name
 
     def require(self, condition: bool, name: str, allowed: str) -> None:
-        """Unless the condition holds, raise a `ConfigError` with the field, its value, and what is `allowed`."""
+        """Raise a `ConfigError` with the field, its value and `allowed`, unless the condition holds."""
         if not condition:
             raise ConfigError(f"{self.key(name)}={shown(to_mapping(self)[name])}: {allowed}")
 
@@ -71,7 +71,7 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
 
 
 def fields_of(cls: type[Settings]) -> Iterator[tuple[str, str]]:
-    """Every setting of a group and of the groups in it: its name as users write it, and what it takes."""
+    """Yield each setting's name, as users write it, and allowed values; inner groups are included."""
     for name, hint in _hints_of(cls).items():
         if isinstance(hint, type) and issubclass(hint, Settings):
             yield from fields_of(hint)
@@ -86,7 +86,7 @@ def no_such_key(cls: type[Settings], key: str, value: str) -> ConfigError:
 
 def to_mapping(config: Settings) -> dict[str, Any]:
     """The inverse of `from_mapping`: nested dictionaries and lists of plain values."""
-    result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))  # msgspec's own refuses some paths
+    result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))  # msgspec's encoder refuses some paths
     return result
 
 
@@ -97,7 +97,7 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no name is near. A dotted name may also be near in its last part."""
+    """`; did you mean 'x'?`, or '' if no name is similar. Dotted names may match in their last part."""
 
     def near(text: str, texts: Sequence[str]) -> list[str]:
         return difflib.get_close_matches(text, texts, n=1, cutoff=_MIN_LIKENESS)

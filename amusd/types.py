@@ -22,8 +22,8 @@ verifies what has arrived.
 DraftPresence: TypeAlias = Literal["present", "silent", "away", "failed", "none"]
 """Whether an engine has a draft now.
 
-`silent`: it does not answer, and the target goes on alone; `away`: it is lost, and the next one is looked for;
-`failed`: it is lost for good.
+`silent`: no answer, and the target goes on alone; `away`: the draft is lost, and the next draft is looked for;
+`failed`: the draft is lost for good.
 """
 
 TokenSource: TypeAlias = Literal["target", "candidate", "alternative"]

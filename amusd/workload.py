@@ -28,14 +28,14 @@ _EXPECTED = (
     "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
 )
 _LAYOUTS = ("conversation", "prompt", "turns", "question", "messages")
-"""Keys that hold what is asked. A line's first of them counts; other keys may hold anything."""
+"""Keys of the user's messages. A line's first key in this order counts; other keys may hold anything."""
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""Begins the texts of SPEED-Bench that are not published with it (`docs/datasets.md`)."""
+"""Placeholder for texts that SPEED-Bench does not publish (`docs/datasets.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPrompt:
-    """One prompt of a workload, and the user's further messages of its conversation."""
+    """One prompt of a workload, and the later messages of its conversation."""
 
     number: int
     """Line of the file, from 1."""
@@ -43,9 +43,9 @@ class WorkloadPrompt:
     category: str | None = None
     question_id: Any = None
     later: tuple[dict[str, str], ...] = ()
-    """The user's further messages."""
+    """Later messages, without the assistant's."""
     turn: int = 1
-    """Which of the user's messages is asked, from 1."""
+    """Number of the user's message that is asked, from 1."""
 
     @property
     def text(self) -> str:
@@ -54,12 +54,12 @@ class WorkloadPrompt:
 
     @property
     def asked(self) -> str | list[dict[str, str]]:
-        """The message that is asked if it is alone, else all turns."""
+        """The asked message if it is alone, else all turns."""
         return self.text if len(self.turns) == 1 else list(self.turns)
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What identifies the prompt, beside its line number."""
+        """Fields that identify the prompt beside its line number."""
         return {"turn": self.turn, "category": self.category, "question_id": self.question_id}
 
     def following(self, answer: str) -> WorkloadPrompt | None:
@@ -77,7 +77,7 @@ class WorkloadPrompt:
 
 
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
-    """The prompts to answer; with `out`, those that are left, perhaps none.
+    """The prompts to answer; with `out`, only unanswered prompts, perhaps none.
 
     Raises `ConfigError` as `load_prompts` and `AnswersFile.rest`.
     """
@@ -91,9 +91,9 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
-    """The first prompts: `num_prompts` of them, by default `default`, or all if there are fewer.
+    """The first `num_prompts` prompts; without `num_prompts`, at most `default`.
 
-    Raises `ConfigError`, naming file and line, if there are none or too few, or one is bad.
+    Raises `ConfigError` with file and line if there are none or too few, or one is bad.
     """
     wanted = config.num_prompts or default
     # Not by `splitlines`, which also cuts at U+2028 and U+0085: a string of JSON may hold them.
@@ -131,7 +131,7 @@ class _Turn(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """What a line of a file of prompts asks, in one of `_LAYOUTS`."""
+    """A line of a file of prompts, in one of `_LAYOUTS`."""
 
     conversation: tuple[_Turn, ...] = ()
     prompt: Text | None = None
@@ -199,7 +199,7 @@ class AnswersFile:
         self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
     def rest(self, prompts: Sequence[WorkloadPrompt]) -> list[WorkloadPrompt]:
-        """The prompts still to answer; the rest of a conversation counts as one.
+        """The prompts still to answer, the next of a begun conversation included.
 
         Raises `ConfigError` if the file cannot be read, or has answers of other prompts or settings.
         """

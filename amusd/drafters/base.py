@@ -1,4 +1,4 @@
-"""The interface between the draft worker and whatever proposes tokens."""
+"""The interface between the draft worker and drafters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Expansion:
 
     root: Node
     nodes: Sequence[Node]
-    """The root, or other nodes, parents first; of a chain its last node alone."""
+    """The root, or other nodes, parents first; for a chain, only the last node."""
     num_tokens: int = 1
     """Chains: most tokens to compute."""
     room: int = 1
@@ -63,15 +63,15 @@ class Drafter:
     max_length: int | None = None
     """Longest sequence; None: any. Beyond it the target goes on alone."""
     tokens_per_replay = 1
-    """Chains: tokens of a step that is not urgent, since a GPU computes several faster than one by one."""
+    """Chains: tokens of a step that is not urgent: a GPU computes several at once faster."""
     is_ready = True
-    """False while it waits for features of committed tokens."""
+    """False while the drafter lacks features of committed tokens."""
     drafts_trees = True
-    """Whether it can draft trees; False: a chain, whatever `fan_out` is."""
+    """Whether trees can be drafted; False: a chain, whatever `fan_out` is."""
     needs_parent = False
     """Whether a node can be computed only in a later step than its parent."""
     draws = True
-    """Under the ratio test: whether it draws its tokens; False: it proposes the likeliest ones as certain."""
+    """Under the ratio test: whether tokens are drawn; False: the likeliest tokens are proposed as certain."""
     distribution: Distribution = GREEDY
     capacity = 0
     """Longest length of the sequence, at most `max_length`."""
@@ -107,7 +107,7 @@ class Drafter:
         return ()
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
-        """The guesses after each of `nodes`. A chain may go on: an entry for each further token."""
+        """The guesses after each of `nodes`. For a chain, entries for further tokens may follow."""
         return chain_of(self.propose(path_to(root, nodes[-1]), room))
 
     @classmethod
@@ -122,7 +122,7 @@ class Drafter:
     def take_features(self, start: int, features: Tensor) -> None:
         """Take in features, [rows, width], of the committed positions from `start` on.
 
-        They may come late, again or never. Raises `ValueError` for another width.
+        Features may come late, again or never. Raises `ValueError` for another width.
         """
 
     def follow(self, transition: Transition) -> None:
@@ -130,7 +130,7 @@ class Drafter:
         self.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append committed tokens. From now on it can guess, with or without features."""
+        """Append committed tokens. From then on, guesses need no features."""
         self.committed += token_ids
         self.is_ready = True
 
@@ -139,12 +139,12 @@ class Drafter:
         return (), 0.0
 
     def close(self) -> None:
-        """End the sequence, and keep what may serve the next one. Idempotent."""
+        """End the sequence, and keep state that may serve the next one. Idempotent."""
 
     def forget(self) -> None:
-        """Drop what was kept of the last sequence: the next one does not continue it."""
+        """Drop the state of the last sequence: the next one does not continue it."""
         self.committed = []
 
 
 DrafterFactory = Callable[[int], Sequence[Drafter]]
-"""Makes that many drafters of one class over one model and memory. Called once."""
+"""Makes a given number of drafters of one class over one model and memory. Called once."""

@@ -1,10 +1,10 @@
-"""A drafter with its own drafter: a model judges in each pass what a faster drafter proposes.
+"""A drafter with its own drafter: in each pass, a model judges tokens of a faster drafter.
 
-The cascade proposes the model's own choices: those that the inner drafter foresaw, and one more. Both draw with the
+The cascade proposes the model's own choices: accepted tokens of the inner drafter, and one more. Both draw with the
 target's noise.
 
-Under the ratio test the inner drafter decides only how many tokens a pass makes. It decides by the tokens before, so
-whether a token is proposed does not depend on its value.
+Under the ratio test the inner drafter decides only the number of tokens of a pass. That number depends on earlier
+tokens, so whether a token is proposed does not depend on its value.
 
 References:
     Chen et al. 2024, Cascade Speculative Drafting, https://arxiv.org/abs/2312.11462 (there vertical cascade)
@@ -30,7 +30,7 @@ NUM_INNER_TOKENS = 4
 
 
 class CascadeDrafter(Drafter):
-    """Drafts chains with `model`, and with `inner` for it."""
+    """Drafts chains with `model`, for which `inner` drafts."""
 
     drafts_trees = False
 
@@ -43,21 +43,21 @@ class CascadeDrafter(Drafter):
         model.prepare(cache, [RowSampler(state, level) for level in DRAFT_LEVELS])
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`, both drafters."""
+        """Start both drafters from `token_ids`."""
         super().open(token_ids, capacity, fan_out)
         self.inner.set_distribution(self.distribution)
         most = min(capacity, self.inner.max_length or capacity)
-        self.inner.open(token_ids[:most], most)  # first: it may work on another device meanwhile
+        self.inner.open(token_ids[:most], most)  # first: another device may work on this meanwhile
         self.text.open(self.committed, self.distribution)
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append tokens to both."""
+        """Append tokens in both drafters."""
         super().commit(token_ids)
         self.inner.commit(token_ids[: self.inner.capacity - self.inner.length])
 
     @classmethod
     def step(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """One pass: the model's choices along what the inner drafters propose; none if not finite."""
+        """One pass: the model's choices along the inner drafters' tokens; none if not finite."""
         inner = [drafter.inner for drafter in drafters]
         found = inner[0].step(inner, [drafter.inner_part(part) for drafter, part in zip(drafters, parts, strict=True)])
         proposed = [[token_id for ((token_id, _),) in guesses] for guesses in found]

@@ -1,10 +1,10 @@
 """Drafts a chain: holds the text of a sequence in a model's cache, and appends the tokens that the model chooses.
 
     token_ids   the committed tokens, and the path after them
-    cache       keys and values of the text's first tokens, all but the last at most, so that a pass has an input
+    cache       keys and values of the text's first tokens, never of the last, which is the next pass's input
 
-If a long enough suffix of the text has occurred before, prompt lookup proposes what followed it. That is free, and
-right more often than the model.
+If a long enough suffix of the text has occurred before, prompt lookup proposes the tokens that followed. These are
+free, and right more often than the model's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChainText:
     """The text of one sequence at a time. Its cache is kept, since the next text may begin alike."""
 
     def __init__(self, model: ModelRunner, cache: KVCache, ngrams: NgramCache | None = None) -> None:
-        """`ngrams`: proposes first."""
+        """`ngrams`: proposes before the model."""
         self.token_ids: list[int] = []
         self._model, self._cache, self._ngrams = model, cache, ngrams
         self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
@@ -36,7 +36,7 @@ class ChainText:
         """Tokens that the cache held before the last pass."""
 
     def fill(self, committed: list[int]) -> None:
-        """Start from `committed`, to which the drafter appends; compute what the cache lacks."""
+        """Start from `committed`, to which the drafter appends; compute tokens that the cache lacks."""
         self._committed, self._base = committed, len(committed)
         self._sampler: SequenceSampler | None = None
         self._drawn: list[bytes] = []
@@ -44,7 +44,7 @@ class ChainText:
         self._prefill()
 
     def open(self, committed: list[int], distribution: Distribution) -> None:
-        """`fill`, and have the tokens after it drawn from `distribution`."""
+        """`fill`, and draw the tokens after it from `distribution`."""
         self.fill(committed)
         if self._ngrams is not None:
             self._ngrams.open(committed)
@@ -59,7 +59,7 @@ class ChainText:
         self._cache.truncate(0)
 
     def go_to(self, part: Expansion) -> Sequence[int]:
-        """Set the text to the committed tokens and the path of `part`; return what is looked up, up to the room.
+        """Set the text to the committed tokens and the path of `part`; return looked-up tokens, up to the room.
 
         The model reads looked-up tokens with its next step.
         """
@@ -124,7 +124,7 @@ class ChainText:
         return column if self._output_ids is None else self._output_ids[column]
 
     def _replace(self, start: int, token_ids: Sequence[int]) -> None:
-        """Replace the text from `start` on; the cache keeps what both texts begin with."""
+        """Replace the text from `start` on; the cache keeps the common prefix."""
         same = start + num_common(self.token_ids[start:], token_ids)
         self.token_ids[same:] = token_ids[same - start :]
         self._cache.truncate(min(self._cache.length, same, len(self.token_ids) - 1))
@@ -144,7 +144,7 @@ def chain_step(model: ModelRunner, texts: Sequence[ChainText], parts: Sequence[E
     found = [[*text.go_to(part)] for text, part in zip(texts, parts, strict=True)]
     left = [0 if tokens else part.num_tokens for tokens, part in zip(found, parts, strict=True)]
     while going := [index for index, number in enumerate(left) if number]:
-        # else the host has to choose
+        # 1 if the host has to choose
         steps = min(model.tokens_per_step, max(left)) if all(texts[index].can_replay for index in going) else 1
         outputs = model.run([texts[index].rows(steps=steps) for index in going], steps)
         for index, output in zip(going, outputs, strict=True):

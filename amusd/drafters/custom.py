@@ -35,7 +35,7 @@ class DrafterContext:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """The target's token ids are in `[0, vocab_size)`. Reads its configuration alone."""
+        """The target's token ids are in `[0, vocab_size)`. Reads the target's configuration alone."""
         return int(target_settings(self.engine).get_text_config().vocab_size)
 
     def load_tokenizer(self) -> Tokenizer:
@@ -45,9 +45,9 @@ class DrafterContext:
 
 
 def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> DrafterFactory:
-    """Call the function that `config` names; what it returns makes drafters, which are checked.
+    """Call the function that `config` names; return its factory, whose drafters are checked.
 
-    Raises a `ConfigError` of one line for whatever goes wrong in it; so does the factory that is returned.
+    Raises a `ConfigError` of one line for any error in the function; so does the returned factory.
     """
     named = str(config.factory)
     context = DrafterContext(options=config.options, device=device, engine=engine)

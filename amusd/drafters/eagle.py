@@ -1,8 +1,8 @@
-"""A drafter that reads the target's hidden states where they have come, and its own beyond them (EAGLE).
+"""A drafter that reads the target's hidden states where these have arrived, else its own (EAGLE).
 
 The row at position p takes in its token and a state for position p - 1: the target's feature, or the drafter's own
-output. So it runs ahead on its own states, and later features improve its rows. Position 0 has a row only while it is
-the whole text.
+output. So the drafter runs ahead on its own states, and later features improve rows. Position 0 has a row only while
+it is the whole text.
 
     features  [known]          the target's, on the host
     prefix    slots of the rows of positions 1, 2, ...; slot 0 belongs to position 0 and holds its feature alone
@@ -33,7 +33,7 @@ from amusd.runner.model_runner import ModelRunner
 class EagleDrafter(Drafter):
     """Drafts trees, and chains as trees of fan-out 1, with a `model` that reads features."""
 
-    needs_parent = True  # whose state it reads
+    needs_parent = True  # rows read the parent's state
     draws = False
 
     def __init__(self, model: ModelRunner, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
@@ -83,7 +83,7 @@ class FeatureSlots(TreeSlots):
         self._known[length:] = False
 
     def open(self, committed: list[int], distribution: Distribution, fan_out: int) -> None:
-        """Start from `committed` with the features that are known, and the rows computed from them."""
+        """Start from `committed` with the known features and the rows computed from them."""
         num_known = int(self._known.long().cumprod(0).sum())
         kept = self._prefix[: min(self._num_computed, num_known - 1) if self._first_position and num_known else 0]
         super().open(committed, distribution, fan_out)
@@ -107,7 +107,7 @@ class FeatureSlots(TreeSlots):
     def follow(self, transition: Transition) -> None:
         """See `TreeSlots`."""
         super().follow(transition)
-        if not self._first_position:  # a lone first token needed a row
+        if not self._first_position:  # the row of a lone first token is obsolete
             self._first_position = 1
             self._compute_again(0)
 
@@ -119,7 +119,7 @@ class FeatureSlots(TreeSlots):
             self._num_computed = first
 
     def _pending_rows(self, most: int, behind: Sequence[Sequence[int]]) -> Rows:
-        """The next missing tokens, once the states that they start from are in place."""
+        """Rows of the next missing tokens; writes the states that these start from."""
         num_before = self._num_computed
         rows = super()._pending_rows(most, behind)
         states: list[Tensor] = []

@@ -36,13 +36,13 @@ class LoadedDrafters:
 
 
 StartInner = Callable[[DrafterConfig, ModelRunner, Tokenizer], DrafterFactory]
-"""Starts the process of a cascade's inner drafters and returns their maker. `ModelRunner`: the middle one."""
+"""Starts the process of a cascade's inner drafters and returns their factory. `ModelRunner`: the middle model."""
 
 
 def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | None = None) -> LoadedDrafters:
-    """Load the engine's drafters. Raises `ConfigError` when one is missing, or their tokenizers differ.
+    """Load the engine's drafters. Raises `ConfigError` if one is missing, or tokenizers differ.
 
-    `start_inner`: for a cascade over devices; without it all is loaded here.
+    `start_inner`: for a cascade over devices; None: all models are loaded here.
     """
     factories: dict[str, DrafterFactory] = {}
     tokenizer_hash = ""
@@ -63,7 +63,7 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
 def _load(
     config: DrafterConfig, engine: EngineConfig, device: str, start_inner: StartInner | None
 ) -> tuple[DrafterFactory, Sequence[ModelRunner | BlockModel], Tokenizer | None]:
-    """One kind's factory, its models here, the outermost first, and its tokenizer; None: any will do."""
+    """One kind's factory, its models here, outermost first, and its tokenizer; None: any fits."""
     if config.kind == "custom":
         return load_own(config, engine, device), (), None
     if config.kind == "ngram":
@@ -97,7 +97,7 @@ def _load_inner(
 
 
 def cascade_factory(middle: ModelRunner, make_inner: DrafterFactory) -> DrafterFactory:
-    """The factory of cascades of `middle` and what `make_inner` makes."""
+    """The factory of cascades of `middle` and the drafters of `make_inner`."""
 
     def make(num_seqs: int) -> list[Drafter]:
         together = zip(middle.new_caches(num_seqs, middle.max_length), make_inner(num_seqs), strict=True)

@@ -20,7 +20,7 @@ class ModelDrafter(Drafter):
     """Drafts with `model`, whose cache is kept between sequences. Token ids are taken modulo its vocabulary."""
 
     def __init__(self, model: ModelRunner, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
-        """`ngrams`: proposes first in a chain, is mixed with the guesses of a tree and adds repetitions.
+        """`ngrams`: in a chain, proposes before the model; in a tree, adds guesses and repetitions.
 
         `cache`: one of `new_caches(number, model.max_length, spare=MAX_NODES)`.
         """
@@ -31,12 +31,12 @@ class ModelDrafter(Drafter):
         state, _ = model.sampling_state(cache)
         *samplers, with_penalties = [RowSampler(state, level) for level in DRAFT_LEVELS]
         model.prepare(cache, samplers, model.tokens_per_step)
-        model.prepare(cache, [with_penalties])  # then the host chooses
+        model.prepare(cache, [with_penalties])  # with penalties the host chooses
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`: compute those that the cache lacks, except the last.
+        """Start from `token_ids`: compute tokens that the cache lacks, except the last.
 
-        One with recurrent layers drafts a chain, whatever `fan_out` is.
+        A model with recurrent layers drafts a chain, whatever `fan_out` is.
         """
         super().open(token_ids, capacity, fan_out if self.drafts_trees else 1)
         if self.fan_out == 1:

@@ -1,9 +1,9 @@
-"""Prompt lookup: finds earlier places of the last tokens and drafts what followed there, alone or beside a small model.
+"""Prompt lookup: finds earlier places of the last tokens and drafts their continuation, alone or beside a small model.
 
-Earlier answers are searched as well, if asked. The longest match is the best, and of equally long ones the latest.
+Earlier answers are searched as well, if asked. The longest match is the best; among equals, the latest.
 
-In a mixture, q is the small model's probability of a token. If it followed the last n tokens earlier, its weight is the
-greater of q and exp(bias) q^slope. `WEIGHTS` has the bias and the slope for each n.
+In a mixture, q is the small model's probability of a token. If the token followed the last n tokens earlier, its weight
+is the greater of q and exp(bias) q^slope. `WEIGHTS` has the bias and the slope for each n.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
@@ -24,7 +24,7 @@ from amusd.protocol.draft_tree import Guesses, Node
 _BIASES = (-0.2, 0.0, 0.5, 1.0, 1.2, 1.2, 1.4, 1.9, 1.9, 1.9, 1.9, 3.5)
 _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
 WEIGHTS = tuple(zip(_BIASES, _SLOPES, strict=True))
-"""Bias and slope of what followed a suffix of one, two ... or more tokens.
+"""Bias and slope of a token that followed a suffix of 1, 2, ... tokens (last: or more).
 
 Fitted to the embedded pair (`experiments/embedded_draft/README.md`). The last ones are for loops, which that text
 lacks.
@@ -37,7 +37,7 @@ LOOKUP_TOKENS = 8
 _MAX_OCCURRENCES = 32
 """Latest places of a suffix that are compared."""
 _MIXED_LENGTHS = (1, 2)
-"""Suffixes whose continuations a tree mixes in, in tokens."""
+"""Lengths, in tokens, of suffixes whose continuations a tree mixes in."""
 
 
 class SuffixIndex:
@@ -60,7 +60,7 @@ class SuffixIndex:
     def matches(self, context: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
         """Earlier places with the last tokens of `context`, for suffixes of these `lengths`.
 
-        Returns pairs of how many tokens agree, at most all of `context`, and where they end; best first.
+        Returns pairs, best first: number of agreeing tokens, at most all of `context`, and their end.
         """
         places: set[int] = set()
         for length in lengths:
@@ -97,7 +97,7 @@ class EarlierAnswers:
 
 
 class NgramCache:
-    """Finds what followed a sequence's last tokens before, in it or in earlier answers."""
+    """Finds earlier continuations of a sequence's last tokens, in the sequence or in earlier answers."""
 
     def __init__(self, min_lookup: int = 1, earlier: EarlierAnswers | None = None) -> None:
         """`min_lookup`: least tokens that agree before a `continuation`; no more than `MAX_MATCH` are compared."""
@@ -108,7 +108,7 @@ class NgramCache:
         self.open(())
 
     def open(self, token_ids: Sequence[int]) -> None:
-        """Start from `token_ids`, to which the drafter appends what is committed."""
+        """Start from `token_ids`, to which the drafter appends committed tokens."""
         self._committed, self._num_opened = token_ids, len(token_ids)
         self._index = SuffixIndex(self._lengths)
 
@@ -148,9 +148,9 @@ class NgramCache:
         return (), 0
 
     def _matches(self, path: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, SuffixIndex, int]]:
-        """Earlier places of the last tokens: how many agree, in which text, and where they end.
+        """Earlier places of the last tokens: number of agreeing tokens, text, and their end.
 
-        The best first; of equal ones the sequence's own, then the latest text's.
+        Best first; among equals the sequence's own, then the latest text's.
         """
         self._index.append(self._committed[len(self._index.token_ids) :])
         context = [*self._committed[-MAX_MATCH:], *path][-MAX_MATCH:]
@@ -176,7 +176,7 @@ class NgramDrafter(Drafter):
         return self._ngrams.continuation(room, path)[0]
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
-        """The continuation of a chain, or the tokens that followed before what leads to each node."""
+        """The continuation of a chain, or the tokens that followed each node's path earlier."""
         if self.fan_out == 1:
             return super().expand(root, nodes, room)
         found = [self._ngrams.continuations(path_to(root, node)) for node in nodes]
@@ -190,12 +190,12 @@ class NgramDrafter(Drafter):
         return found, CHANCES[min(agreement, len(CHANCES) - 1)]
 
     def close(self) -> None:
-        """Forget the sequence, but for its answer where that is remembered."""
+        """Forget the sequence; the answer is kept if earlier answers are searched."""
         self._ngrams.close()
 
 
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
-    """Each continuation's chance: `CHANCES` of what is left, halved for each one before it."""
+    """Each continuation's chance: `CHANCES` times the rest, halved for each earlier one."""
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:
         share = rest * weight * CHANCES[min(agreement, len(CHANCES) - 1)]

@@ -1,4 +1,4 @@
-"""A draft for measurements: it costs what a model's steps cost, and is right with a chosen probability.
+"""A draft for measurements: its steps cost a model's time, and its tokens are right with a chosen probability.
 
 In a tree the target's token is the first guess with probability `accept`; otherwise each further guess is right with
 probability `ACCEPT_NEXT`, given that those before it are wrong.
@@ -21,7 +21,7 @@ from amusd.runner.model_runner import ModelRunner
 Schedule = Callable[[int], bool]
 """Position (absolute) -> whether its proposal is the target's own token."""
 _UNJUDGED = 0
-"""The token after the reference, where the target's is not known."""
+"""Token after the reference's end, where the target's is unknown."""
 ACCEPT_NEXT = 0.4
 """Probability that a tree's further guess is right where those before it are wrong."""
 
@@ -38,7 +38,7 @@ def right_with_probability(probability: float, seed: int) -> Schedule:
 
 
 def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[float, ...]:
-    """Each guess's probability: `accept` for the first, then `accept_next` times what is left."""
+    """Each guess's probability: `accept` for the first, then `accept_next` times the rest."""
     weights, left = [accept], 1.0 - accept
     for _ in range(num_places - 1):
         weights.append(left * accept_next)
@@ -50,7 +50,7 @@ class SyntheticDrafter(ModelDrafter):
     """Replaces what `model` guesses; the model spends the time.
 
     The same text gives the same right and wrong positions in every mode. Where the answer departs from the reference
-    (possible with `verify_width=bucketed`), nothing is right any more.
+    (possible with `verify_width=bucketed`), no later token is right.
     """
 
     def __init__(self, model: ModelRunner, accept: float, *, cache: KVCache | None = None) -> None:
@@ -78,7 +78,7 @@ class SyntheticDrafter(ModelDrafter):
         self.take_draft_probs()  # the tokens are certain, not drawn from the model's rows
         start = self.length + len(part.path)
         tokens = [self._token_at(position) for position in range(start, start + len(found))]
-        self.text.token_ids[start:] = tokens  # otherwise the next step would roll the model's own ones back
+        self.text.token_ids[start:] = tokens  # else the next step would roll back the model's tokens
         return chain_of(tokens)
 
     def guesses(self, path: Sequence[int]) -> Guesses:

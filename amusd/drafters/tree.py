@@ -1,7 +1,7 @@
 """A tree in a model's cache: several nodes are computed in a step, and each gives a few ranked guesses.
 
 slots     of keys and values: [0, prompt - 1) the prompt, above that one for each computed node
-prefix    the slots of committed tokens, in order; a confirmed node joins it, nothing is moved
+prefix    the slots of committed tokens, in order; a confirmed node's slot is added, nothing is moved
 pending   committed tokens that are not computed; the root is the last of them, unless computed
 """
 
@@ -25,7 +25,7 @@ from amusd.sampling.ranking import Ranking, RowRanker
 from amusd.sampling.sampler import DRAFT_LEVELS
 
 LOOKUP_WEIGHT = 0.85
-"""How often a token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
+"""Probability that a looked-up token is right (`experiments/embedded_draft/README.md`)."""
 
 
 class TreeSlots:
@@ -34,7 +34,7 @@ class TreeSlots:
     def __init__(self, model: ModelRunner, cache: KVCache, ngrams: NgramCache | None = None) -> None:
         self._model, self._cache, self._ngrams = model, cache, ngrams
         self._num_slots = model.max_length + MAX_NODES
-        self._prefix = np.arange(self._num_slots)  # of which the first `_num_computed` count
+        self._prefix = np.arange(self._num_slots)  # only the first `_num_computed` count
         self._num_computed = 0
         state, _ = model.sampling_state(cache)
         model.prepare(cache, [RowRanker(state, level) for level in DRAFT_LEVELS])
@@ -54,7 +54,7 @@ class TreeSlots:
         self._pending = [self._num_computed]  # positions
 
     def follow(self, transition: Transition) -> None:
-        """Take in a committed verdict: slots of kept nodes join the prefix, those of dropped ones are freed."""
+        """Take in a committed verdict: slots of kept nodes join the prefix; slots of dropped nodes are freed."""
         num_computed, end = self._num_computed, len(self._committed)
         for node in transition.kept:
             path = self._paths.pop(node, None)
@@ -70,12 +70,12 @@ class TreeSlots:
             self._paths = {node: path[num_joined:] for node, path in self._paths.items()}
 
     def look_up(self) -> tuple[Sequence[int], float]:
-        """The tokens that followed the longest suffix before."""
+        """See `Drafter`."""
         found = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)[0]
         return found, LOOKUP_WEIGHT if found else 0.0
 
     def rows(self, part: Expansion) -> Rows:
-        """The rows of `part`: for a root, of missing committed tokens. Those that do not fit are computed here."""
+        """Rows of `part`; for a root, those of missing committed tokens. Other missing tokens are computed first."""
         root, nodes = part.root, part.nodes
         most = self._model.numerics.max_rows(0)
         while len(self._pending) > (most if nodes[0] is root else 0):
@@ -103,13 +103,13 @@ class TreeSlots:
             return [()] * number
 
     def _pending_rows(self, most: int, behind: Sequence[Sequence[int]]) -> Rows:
-        """The next missing tokens."""
+        """Rows of the next missing tokens."""
         positions = self._pending[:most]
         del self._pending[:most]
         slots = [self._free.pop() for _ in positions]
         tokens = [self._committed[position] for position in positions]
         rows = self._rows(tokens, [slots[: row + 1] for row in range(len(slots))], behind)
-        self._append_to_prefix(slots)  # now: `rows` end before it
+        self._append_to_prefix(slots)  # now: the prefix in `rows` ends before these
         return rows
 
     def _rows(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]) -> Rows:
@@ -131,7 +131,7 @@ class TreeSlots:
 
 
 def tree_step(model: ModelRunner, trees: Sequence[TreeSlots], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-    """Guesses after each node, from as few passes over all trees as hold them."""
+    """Guesses after each node, from as few passes over all trees as possible."""
     found: list[Sequence[Guesses]] = [()] * len(trees)
     most = model.numerics.width
     for start in range(0, max(len(part.nodes) for part in parts), most):

@@ -1,7 +1,7 @@
 """The interface between the target worker and a schedule.
 
-A policy never sees a token. Of a chain it sees no weights either, as the ratio test demands: whether a candidate is
-verified does not depend on its value.
+A policy sees no token, and no weights of a chain: under the ratio test, whether a candidate is verified must not depend
+on its value.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class TargetView:
     waited_in_vain: bool = False
     """Whether no candidate has come since a wait in vain, or since the draft joined during the answer."""
     lead_gain: float = 0.0
-    """Tokens that a pass gains by one more candidate at its beginning."""
+    """Tokens that one more candidate at the beginning adds to a pass."""
     row_seconds: float = 0.0
     drafting_pays: bool = True
     """False in a pause: plain decoding is tried, or was faster."""
     plain_tokens_per_second: float = 0.0
-    """Tokens per second of plain decoding; before it was tried, an upper bound."""
+    """Tokens per second of plain decoding; before any, an upper bound."""
 
     @property
     def path_chance(self) -> float:
@@ -52,12 +52,12 @@ class TargetView:
         return self.chances[-1] if self.chances else 1.0
 
     def lacks(self, num_candidates: int) -> bool:
-        """Whether fewer than these are at hand, and another may come and fits into the pass."""
+        """Whether fewer than `num_candidates` are at hand, and another may come and fits into the pass."""
         return self.may_get_more and self.num_candidates < min(num_candidates, self.max_candidates)
 
     @property
     def can_grow(self) -> bool:
-        """Whether one more may come and the pass has room for it."""
+        """Whether one more candidate may come and fits into the pass."""
         return self.lacks(self.max_candidates)
 
     @property
@@ -72,11 +72,11 @@ class Verify:
 
     num_candidates: int
     reason: str = field(default="", compare=False)
-    """For the timeline; empty if the policy has only one."""
+    """Reason in the timeline; empty if the policy has only one."""
     worth: float = field(default=-1.0, compare=False)
     """Value in tokens of waiting instead of verifying."""
     min_chance: float = 0.0
-    """A pass over several paths leaves out candidates that are less likely than this."""
+    """Least chance of a candidate in a pass over several paths."""
     sends_verdict: bool = True
     """Whether the draft gets the verdict of the pass; False pauses drafting."""
 
@@ -111,7 +111,7 @@ class Policy(ABC):
 
     @property
     def name(self) -> str:
-        """Its name in events."""
+        """Name in events."""
         return type(self).__name__.removesuffix("Policy").lower()
 
     @abstractmethod

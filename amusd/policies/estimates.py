@@ -15,20 +15,20 @@ MEMORY = 0.9
 
 
 class RunningRatio:
-    """A ratio of two sums that forget the past."""
+    """The ratio of two exponentially decaying sums."""
 
     def __init__(self, memory: float, numerator: float = 0.0, denominator: float = 0.0) -> None:
-        """`memory`: weight of the past after one addition; then the first sums."""
+        """`memory`: factor on both sums per addition; the others: initial sums."""
         self._memory = memory
         self._numerator, self._denominator = numerator, denominator
 
     @property
     def value(self) -> float:
-        """0 before anything was added."""
+        """The ratio; 0 before any addition."""
         return self._numerator / self._denominator if self._denominator else 0.0
 
     def add(self, numerator: float, denominator: float, num_times: float = 1) -> None:
-        """Add to both sums, and forget as much as `num_times` additions do."""
+        """Add to both sums after `num_times` decays."""
         kept = self._memory**num_times
         self._numerator = kept * self._numerator + numerator
         self._denominator = kept * self._denominator + denominator
@@ -37,9 +37,9 @@ class RunningRatio:
 FORGETTING = 0.98
 """Weight of past waits after each pass; below 1, so that waiting is tried again."""
 PRIOR_WAITS = 0.3
-"""Weight of the draft's own step times, in candidates: keeps the estimate finite while no candidate comes."""
+"""Weight, in candidates, of a prior from the draft's step time: keeps estimates finite while no candidate comes."""
 LONGEST_WAIT = 3.0
-"""Longest wait, also as counted, in usual waits: one stall of the machine must not end all waiting.
+"""Longest wait, in usual waits. Longer ones count as this long: one stall must not end all waiting.
 
 The usual wait is the mean weighted by length.
 """
@@ -55,7 +55,7 @@ class Waits:
 
     @property
     def candidate_seconds(self) -> float:
-        """The wait for one candidate; 0 if nothing is known."""
+        """The estimated wait for one candidate; 0: unknown."""
         prior_seconds = PRIOR_WAITS * self._num_steps * self._step_seconds
         return (self._seconds + prior_seconds) / (self._num_candidates + PRIOR_WAITS)
 
@@ -65,18 +65,18 @@ class Waits:
         return LONGEST_WAIT * self._squares / self._seconds if self._seconds else math.inf
 
     def on_wait(self, seconds: float, *, came: bool) -> None:
-        """Take in a wait, which brought a candidate or none."""
+        """Take in a wait; `came`: whether a candidate came."""
         seconds = min(seconds, self.longest_seconds)
         self._seconds = MEMORY * self._seconds + seconds
         self._squares = MEMORY * self._squares + seconds**2
         self._num_candidates = MEMORY * self._num_candidates + came
 
     def on_step(self, step_seconds: float) -> None:
-        """Take in the time of a step of the draft. The shortest counts: it had no stall."""
+        """Take in the time of a draft step. The shortest counts, as it had no stall."""
         self._step_seconds = min(self._step_seconds or math.inf, step_seconds)
 
     def on_pass(self) -> None:
-        """Forget a part of the past."""
+        """Forget a part of past waits."""
         self._seconds *= FORGETTING
         self._squares *= FORGETTING
         self._num_candidates *= FORGETTING
@@ -87,16 +87,16 @@ OUTCOME_MEMORY = 0.5 ** (1 / 64)
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
 """The assumed acceptance, and its weight in tested candidates."""
 STEP_DONE = 0.5
-"""Average share of the draft's step done when the target could begin a pass."""
+"""Average share of the draft's step that is done when the target could begin a pass."""
 
 
 class Estimates:
     """Estimates of one drafter under one kind of policy; kept between answers.
 
-    acceptance          accepted / tested candidates; those after a rejected one were not tested
+    acceptance          accepted / tested candidates; none is tested after a rejected one
     tokens_per_second   committed tokens per second, waits included
-    lead_gain           tokens that a pass would gain by one more candidate at its beginning; 0 if it was full, or none
-                        could come
+    lead_gain           tokens that one more candidate at the beginning would add to a pass; 0 if the pass was full, or
+                        none could come
     """
 
     def __init__(self) -> None:
@@ -118,15 +118,15 @@ class Estimates:
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
         """For each candidate at hand, the chance that it and all before it are accepted.
 
-        `weights`: the draft's own estimates, which are corrected by the fate of earlier first candidates. Without any,
-        all candidates are equally good.
+        `weights`: the draft's estimates, which are corrected by the acceptance of earlier first candidates. Without
+        weights, each candidate has the acceptance rate.
         """
         if not weights:
             return tuple(self.acceptance.value**number for number in range(1, num_candidates + 1))
         return tuple(accumulate((min(1.0, self._correction.value) * weight for weight in weights), operator.mul))
 
     def on_pass(self, outcome: PassOutcome, seconds: float, view: TargetView) -> None:
-        """Take in a pass that was begun on `view`, and ended `seconds` after the one before it."""
+        """Take in a pass that was begun on `view`, and ended `seconds` after the previous one."""
         self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * (view.gain if view.can_grow else 0.0)
         self._first_waits.on_pass()
         self._further_waits.on_pass()
@@ -140,13 +140,13 @@ class Estimates:
 ROW_MEMORY = 0.98
 """Weight of the past in the cost of a row, per pass or step."""
 OUTLIER = 5.0
-"""A pass or step that takes this many times the usual time, and time per row, was stalled by something else."""
+"""A pass or step counts as stalled above this multiple of the usual time and of the usual time per row."""
 DRAFT_ROW_SHARE = 0.06
-"""Assumed row share of a draft step before steps of different sizes."""
+"""Row share of a draft step, assumed before steps of different sizes."""
 ROW_FORGETTING = 0.99
-"""Weight of the known row cost after a pass that tells nothing about it."""
+"""Factor on the row cost after a pass that cannot measure it."""
 MIN_ROW_VARIATION = 8.0
-"""Least weighted sum of squares of the number of rows for a fit."""
+"""Least weighted sum of squared deviations of the row count for a fit."""
 
 
 def without_stall(seconds: float, usual_seconds: float) -> float:
@@ -155,16 +155,16 @@ def without_stall(seconds: float, usual_seconds: float) -> float:
 
 
 class RowCost:
-    """The time that a further row adds to a pass: the slope of a line through recent passes, time over rows."""
+    """The time that a further row adds to a pass: the slope of a line fitted to recent passes, time over rows."""
 
     def __init__(self, prior_row_share: float = 0.0) -> None:
         """`prior_row_share`: the share assumed before passes of different sizes."""
         self._sums: tuple[float, ...] = (0.0,) * 5
-        """Over passes, which fade: their number, rows, nanoseconds, rows squared, and rows times nanoseconds."""
+        """Decaying sums over passes: number, rows, nanoseconds, rows squared, and rows times nanoseconds."""
         self.row_share = prior_row_share
         """Cost of a further row as a share of a pass with one row, in [0, 1]."""
         self.row_ns = 0.0
-        """Nanoseconds; 0 before passes of different sizes."""
+        """Nanoseconds of a further row; 0 before passes of different sizes."""
 
     def add(self, num_rows: int, ns: int) -> None:
         """Take in a pass over `num_rows` that took `ns`."""
@@ -178,7 +178,7 @@ class RowCost:
         variation = sum_squares - sum_rows**2 / num
         most_ns = ns / num_rows  # as if rows shared nothing
         if variation < MIN_ROW_VARIATION:
-            # a cost that is too high keeps rows away, and with them the passes that would correct it
+            # decays, since a cost that is too high prevents the large passes that would correct it
             self.row_ns = min(ROW_FORGETTING * self.row_ns, most_ns)
             return
         slope = (sum_products - sum_rows * sum_ns / num) / variation
@@ -190,17 +190,16 @@ class RowCost:
 VERDICT_MEMORY = 0.8
 """Weight of the past in a draft's estimates of time, per pass or step."""
 FORESEEN_MEMORY = 0.95
-"""The same in the share of foreseen verdicts."""
+"""Weight of the past in the share of foreseen verdicts."""
 DEVIATIONS = 2.0
-"""How long a late verdict is waited for, in mean deviations."""
+"""Longest wait for a late verdict, in mean deviations."""
 
 
 class VerdictClock:
     """When a draft's next verdict is due, and whether to wait for it instead of stepping. Times in nanoseconds.
 
-    When a verdict arrives during a step, the step is of use if the verdict was foreseen, and otherwise delays the next
-    candidates. So a draft whose next step would run into the verdict waits, unless the step's expected gain exceeds its
-    loss.
+    A step during which a verdict arrives is useful if the verdict was foreseen; else it delays the next candidates. So
+    a draft whose next step would overlap the verdict waits, unless the step's expected gain exceeds its loss.
     """
 
     def __init__(self) -> None:

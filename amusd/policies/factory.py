@@ -23,7 +23,7 @@ WHOLE_TREE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPolicy(Policy):
-    """A user's policy. Its mistakes are errors of one line."""
+    """A user's policy. Its mistakes raise errors of one line."""
 
     key: str
     own: Policy
@@ -45,7 +45,7 @@ class OwnPolicy(Policy):
 def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
     """Make the policy that `decoding` names. `can_branch`: draft and acceptance rule allow trees.
 
-    Raises `ConfigError`, one line, for errors of a user's own.
+    Raises `ConfigError`, one line, for a user policy's errors.
     """
     length, lookahead = decoding.num_speculative_tokens, decoding.max_lookahead
     least, wait = decoding.min_candidates, decoding.max_wait_passes

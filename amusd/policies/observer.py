@@ -1,4 +1,4 @@
-"""What the target measures, the policy's view of it, and whether drafting pays at all."""
+"""Measures the target's passes, makes the policy's view, and decides whether to draft at all."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FIRST_DRAFTING = 32
 LATER_DRAFTING = 16
 """Passes between a pause that paid and the next one."""
 FIRST_PAUSE = 6
-"""Passes of the first pause; four times as many after one that paid."""
+"""Passes of the first pause; four times as many after a pause that paid."""
 LONGEST = 1024
 """Most passes between pauses, and of a pause."""
 CLEAR_YIELD = 2.0
-"""The first pause is not tried while drafting yields this many tokens in the time of the quickest pass."""
+"""Tokens that drafting must yield in the time of the quickest pass to avoid the first pause."""
 YIELD_MEMORY = 0.98
 """Weight of the past in the yields of drafting and of plain decoding, per pass."""
 
@@ -31,7 +31,7 @@ class DraftingSwitch:
     ever right. In a pause the target decodes alone and sends no verdicts.
 
     A short first pause comes early, unless drafting yields `CLEAR_YIELD` tokens per quickest pass. Later ones come if
-    it yields less than plain decoding did, or than one token per quickest pass. Each pause ends, because text changes.
+    drafting yields less than plain decoding did, or than one token per quickest pass. Each pause ends: text changes.
     """
 
     def __init__(self) -> None:
@@ -40,17 +40,17 @@ class DraftingSwitch:
         self._num_passes = 0.0
         self._drafting_passes, self._pause_passes = FIRST_DRAFTING, FIRST_PAUSE
         self._quickest_rate = 0.0
-        """Passes per second, if all were as quick as the quickest."""
+        """Passes per second, if all took as long as the quickest."""
 
     @property
     def plain_tokens_per_second(self) -> float:
-        """The yield of past pauses; before the first one, a token in the quickest pass."""
+        """The yield of past pauses; before any, one token per quickest pass."""
         return self._plain.value or self._quickest_rate
 
     def on_pass(
         self, num_tokens: int, seconds: float, pass_seconds: float, share: float = 1.0, *, is_plain: bool
     ) -> None:
-        """Take in a pass that ended `seconds` after the one before it; `share`: the part that one sequence has of it.
+        """Take in a pass that ended `seconds` after the previous one; `share`: one sequence's share of the pass.
 
         `is_plain`: it was made in a pause.
         """
@@ -78,12 +78,12 @@ class DraftingSwitch:
 
 
 NEARLY = 0.9
-"""A wait of this part of the longest wait was in vain, since clocks are not exact."""
+"""A wait of this share of the longest wait was in vain, since clocks are not exact."""
 
 UsedDrafter: TypeAlias = tuple[str | None, bool]
 """A drafter's name, and whether it drafts trees."""
 Switches: TypeAlias = dict[tuple[UsedDrafter, int], DraftingSwitch]
-"""By drafter, and by the bit length of the number of sequences in a pass."""
+"""Switches by drafter and by the bit length of the number of sequences in a pass."""
 
 
 class PassTimes(NamedTuple):
@@ -97,19 +97,19 @@ class PassTimes(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """Duration of the pass."""
         return self.end_ns - self.start_ns
 
 
 class Observer:
     """Watches one sequence after another. Times in nanoseconds of one clock.
 
-    All sequences share `switches`, since a pause of one alone would be measured in passes with others' candidates.
+    Sequences share `switches`: a pause of one alone would be measured in passes with others' candidates.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
         self._pass_seconds = self._seconds = 0.0
-        """The usual time of a pass, and from the end of the one before to its end."""
+        """Usual duration of a pass, and usual time from one pass's end to the next's."""
         self._row_cost, self._num_sequences = RowCost(), 1
         self._estimates_of: dict[UsedDrafter, Estimates] = {}
         self._switches = {} if switches is None else switches
@@ -140,7 +140,7 @@ class Observer:
             self._last_end_ns += ns
 
     def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
-        """The view for the policy. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
+        """The view for the policy. `max_candidates`: of the next pass; `waited_ns`: since that pass could begin."""
         weights, num_candidates = session.weights, session.num_candidates
         waits = self._estimates.waits(num_candidates)
         return TargetView(
@@ -168,7 +168,7 @@ class Observer:
         came, seconds = num_after > num_before, ns / 1e9
         waits = self._estimates.waits(num_before)
         longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
-        if not came and seconds >= NEARLY * longest:  # a shorter one was ended by another message
+        if not came and seconds >= NEARLY * longest:  # a shorter wait was ended by another message
             self._vain_at = num_after
         self._waited, self._waited_at = self._waited + seconds, num_before
         if came:
@@ -176,7 +176,7 @@ class Observer:
             self._waited = 0.0
 
     def on_step(self, step_ns: int) -> None:
-        """Take in how long the draft's last step took; 0: unknown."""
+        """Take in the duration of the draft's last step; 0: unknown."""
         if step_ns:
             self._estimates.on_step(step_ns / 1e9)
 

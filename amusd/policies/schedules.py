@@ -22,7 +22,7 @@ class AutoregressivePolicy(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynchronousPolicy(Policy):
-    """The draft proposes a block and stops, the target verifies all of it.
+    """The draft proposes a block and stops; the target verifies the block.
 
     A block is `max_lookahead` tokens in one message, or a tree of `max_steps` steps.
 
@@ -80,7 +80,7 @@ class ContinuousPolicy(Policy):
 
     @property
     def name(self) -> str:
-        """The name of its setting `policy`."""
+        """The value of the setting `policy`."""
         return "branching" if self.always_waits else "chain"
 
     def decide(self, view: TargetView) -> Decision:
@@ -95,13 +95,13 @@ class ContinuousPolicy(Policy):
 class AutoPolicy(Policy):
     """Decides by measured times how long to wait, how much to verify, and whether to draft (docs/branching.md).
 
-    It waits for one more candidate if the gain exceeds the loss, both in tokens; for several sequences, in sum.
+    The target waits for one more candidate if the gain exceeds the loss, both in tokens; for several sequences, in sum.
 
         gain    the chance that the candidate and all before it are accepted
         loss    the tokens that could be committed in the time of the wait and of the candidate's row, and those that
-                the draft's begun step would give the next pass if this one began now
+                the next pass would gain from the draft's begun step if this pass began now
 
-    A wait is at most three times as long as usual. After one in vain, it waits no more until a candidate has come.
+    A wait is at most three times as long as usual. After one in vain, none follows until a candidate has come.
     """
 
     max_wait_passes: float

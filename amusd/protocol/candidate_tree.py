@@ -16,7 +16,7 @@ from amusd.protocol.verification import Block, Tracks
 MAX_CANDIDATES = 4096
 """Most candidates in one tree: far more than a draft computes in a few passes."""
 MAX_NUMBERS = 4 * MAX_CANDIDATES
-"""Most numbers remembered, or in one message: a node that is offered again has several."""
+"""Most node numbers in a tree or a message; a node offered again has several."""
 
 
 Reception: TypeAlias = Literal["taken", "contradicted", "stale"]
@@ -37,7 +37,7 @@ class CandidateNode:
     draft_probs: Any
     position: int = 0
     children: dict[int, CandidateNode] = field(default_factory=dict)
-    """By token id."""
+    """Children by token id."""
 
 
 Children: TypeAlias = dict[int, CandidateNode]
@@ -52,14 +52,14 @@ class CandidateTree:
         self._max_length = max_length
         self.children: Children = {}
         self.nodes: dict[int, CandidateNode] = {}
-        """By number: the tree's nodes, and committed ones (T2)."""
+        """Nodes, also committed ones (T2), by number."""
 
     def forget_before(self, base: int) -> None:
         """Forget the numbers of nodes before `base`, which the draft no longer names (T2)."""
         self.nodes = {number: node for number, node in self.nodes.items() if node.position >= base}
 
     def add(self, node: CandidateNode, base: int, parent: int) -> Reception:
-        """Put a node where it belongs (T1). A known number is ignored."""
+        """Add a node after its parent (T1). A known number is ignored."""
         if node.number in self.nodes:
             return "taken"
         above, end = self.nodes.get(parent), self._prefix.length
@@ -137,7 +137,7 @@ class CandidateTree:
         )
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """Keep what follows the tokens just committed; return whether they contradict the tree."""
+        """Keep the subtree after tokens just committed; return whether they contradict the tree."""
         start, is_contradicted = self._prefix.length - len(token_ids), False
         nodes = {number: node for number, node in self.nodes.items() if node.position < start}
         for token_id in token_ids:

@@ -6,7 +6,7 @@ Rules, beside those of the tree (`draft_tree.py`)
     R4  A verdict that adds nothing is ignored. A verdict that contradicts committed tokens is refused.
     R5  A refused message changes nothing.
 
-`RollbackManager` keeps the drafter in line (`amusd/runtime/rollback.py`).
+`RollbackManager` applies changes to the drafter (`amusd/runtime/rollback.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DraftSession:
         return tuple(self._prefix.token_ids)
 
     def offer(self, step_ns: int = 0) -> Candidate | None:
-        """The next message; None until a message's nodes are ready, or nothing more can follow.
+        """The next message; None while too few nodes are ready, or nothing is new.
 
         `step_ns`: duration of the last step.
         """

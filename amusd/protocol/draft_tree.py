@@ -3,13 +3,13 @@
     [0, base)      committed, as far as the draft knows; the root is the last of these tokens
     after it       nodes, each one token
 
-A node is first a guess; computing it gives guesses of the next token. The likeliest guesses are computed first. With a
+A node is a guess until it is computed, which gives guesses of the next token. The likeliest are computed first. With a
 `fan_out` of 1 the tree is a chain, and its last node is the only guess.
 
 Rules
     R1  No node is more than `max_lookahead` tokens ahead of `base`, at the last position of the sequence, or beyond the
-        drafter's last position. After `max_steps` steps (0: no limit) none is computed before the next verdict.
-    R2  Guesses below `MIN_PROBABILITY`, or beyond `MAX_NODES`, stay unmade until a verdict raises them. Looked-up
+        drafter's last position. After `max_steps` steps (0: no limit) no node is computed before the next verdict.
+    R2  A guess below `MIN_PROBABILITY`, or beyond `MAX_NODES`, gets no node until a verdict changes that. Looked-up
         tokens may be less likely.
 """
 
@@ -38,19 +38,19 @@ class Node:
     token_id: int
     position: int
     probability: float
-    """Probability of the path from the root to it."""
+    """Probability of the path from the root to this node."""
     weight: float
     number: int = 0
-    """Its number in messages, from 1; 0: the root, or not offered yet."""
+    """Number in messages, from 1; 0: the root, or not offered yet."""
     step: int = 0
-    """The step that guessed it, from 1; 0: looked up."""
+    """Step that guessed the node, from 1; 0: looked up."""
     draft_probs: bytes = b""
-    """The distribution that it was drawn from, under the ratio test."""
+    """The token's distribution, under the ratio test."""
     computed: int = 0
-    """The step that computed it, from 1."""
+    """Step that computed the node, from 1; 0: none yet."""
     children: list[Node] = field(default_factory=list)
     unmade: Guesses = ()
-    """Guesses after it that were not made (R2)."""
+    """Guesses that got no child (R2)."""
 
     def child(self, token_id: int) -> Node | None:
         """The child with `token_id`; None without one."""
@@ -72,11 +72,11 @@ class Transition:
     kept: tuple[Node, ...]
     """Nodes on the committed path, in order: they join the prefix."""
     token_ids: tuple[int, ...]
-    """Committed tokens after them that the tree lacked."""
+    """Committed tokens after `kept`, which the tree lacked."""
     alive: tuple[Node, ...]
-    """Nodes that are left of the tree, parents first."""
+    """Nodes left in the tree, parents first."""
     num_discarded: int
-    """Nodes that the verdict contradicts."""
+    """Number of nodes that the verdict contradicts."""
 
 
 class DraftTree:
@@ -87,7 +87,7 @@ class DraftTree:
         self._opening, self._needs_parent = opening, needs_parent
         self.is_chain = opening.fan_out == 1
         self.unsent: list[Node] = []
-        """Nodes that were not offered yet, the oldest first."""
+        """Nodes not offered yet, oldest first."""
         self._end = min(opening.max_length - 1, opening.max_length if draft_length is None else draft_length)
         self._max_nodes = opening.max_lookahead if self.is_chain else MAX_NODES
         self._guesses: list[tuple[float, int, Node]] = []  # a heap: the likeliest first, then the oldest
@@ -99,7 +99,7 @@ class DraftTree:
 
     @property
     def room(self) -> int:
-        """How many more tokens a chain may get before the next verdict."""
+        """Tokens that a chain may still get before the next verdict."""
         return max(0, self._limit - self.root.position - 1 - self.num_nodes)
 
     @property
@@ -111,9 +111,9 @@ class DraftTree:
         return self.value_of_next(0) > 0
 
     def value_of_next(self, num_taken: int) -> float:
-        """Value of a further node for a step that has taken `num_taken` of this tree; 0: there is none.
+        """Value of one more node for a step that has taken `num_taken` of this tree; 0: none is left.
 
-        The node's probability, divided by 1 + the expected number of right tokens in the tree.
+        The value is the node's probability, divided by 1 + the expected number of right tokens in the tree.
         """
         probability = 0.0
         if self._may_grow(self.root):
@@ -124,7 +124,7 @@ class DraftTree:
         return probability / (1.0 + self._num_ready)
 
     def take_next(self, num_taken: int) -> Node:
-        """Take the next node, which has a value."""
+        """Take the node whose value `value_of_next` returned."""
         self._num_steps += num_taken == 0
         return heapq.heappop(self._guesses)[2] if self.root.computed else self.root
 
@@ -151,7 +151,7 @@ class DraftTree:
                 computed.append(node.children[0])
         for node in computed:
             node.computed = self._num_steps
-        if len(computed) > len(nodes):  # guesses after which a chain went on
+        if len(computed) > len(nodes):  # a chain's guesses that are computed by now
             self._guesses = [guess for guess in self._guesses if not guess[-1].computed]
             heapq.heapify(self._guesses)
 
@@ -167,7 +167,7 @@ class DraftTree:
     # What verdicts change
 
     def advance(self, token_ids: tuple[int, ...]) -> Transition:
-        """Move the root along tokens just committed; what follows the last of them stays."""
+        """Move the root along tokens just committed; only the subtree after the last stays."""
         kept: list[Node] = []
         node = self.root
         while len(kept) < len(token_ids) and (child := node.child(token_ids[len(kept)])) is not None:
@@ -187,7 +187,7 @@ class DraftTree:
         self.unsent = offered + self.unsent
 
     def drop(self) -> int:
-        """Begin anew after what is committed; return how many nodes are gone."""
+        """Begin anew at the last committed token; return how many nodes are gone."""
         num_nodes = self.num_nodes
         self._go_on_from(_root(self.root.token_id, self.root.position))
         return num_nodes
@@ -249,10 +249,10 @@ def _root(token_id: int, position: int) -> Node:
 
 
 def next_nodes(trees: Sequence[DraftTree], row_share: float = 0.0) -> list[tuple[Node, ...]]:
-    """Choose what one step computes of each tree: the root alone, up to `rows_per_step` guesses, or nothing.
+    """Choose the nodes that one step computes of each tree: the root, up to `rows_per_step` guesses, or none.
 
-    The most valuable node of all trees comes first, and nodes are added while they raise the value per time.
-    `row_share`: cost of a further row as a share of a step with one.
+    The most valuable node of all trees comes first; nodes are added while they raise the value per time.
+    `row_share`: cost of a further row as a share of a one-row step.
     """
     taken: list[list[Node]] = [[] for _ in trees]
     waiting = [(-tree.value_of_next(0), index) for index, tree in enumerate(trees)]

@@ -1,7 +1,7 @@
 """The messages between draft and target: frozen values without behaviour.
 
-Positions count from the first prompt token; intervals are half-open. A field's type says which values fit a frame
-(`wire.py`); `docs/protocol.md` says what messages promise. Whoever changes one raises `PROTOCOL_VERSION`.
+Positions count from the first prompt token; intervals are half-open. A field's type gives the values that fit a frame
+(`wire.py`); `docs/protocol.md` gives the rules. Each change of a message raises `PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations
@@ -49,33 +49,33 @@ class _Message(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TargetHello(_Message, frozen=True, tag=1):
-    """Target -> draft, first on their link, to refuse early what cannot work together."""
+    """Target -> draft: the first message of a link. A pair that cannot work together is refused early."""
 
     incarnation: Positive
     """Number of the draft process, as counted by the target."""
     tokenizer_hash: WireText
-    """Fingerprint (hex) of its tokenizer, which the peers compare."""
+    """Fingerprint (hex) of the target's tokenizer, which the peers compare."""
     events: WireText | None
-    """Where a draft that the target has started records its events (`Recorder`); None: nowhere."""
+    """Where a draft that the target started records events (`Recorder`); None: nowhere."""
 
 
 class DraftHello(_Message, frozen=True, tag=10):
     """Draft -> target: the answer, once the draft can begin."""
 
     incarnation: Positive
-    """That of the target's hello."""
+    """Incarnation of the target's hello."""
     tokenizer_hash: WireText
-    """Fingerprint of its tokenizer; empty: any will do."""
+    """Fingerprint of the draft's tokenizer; empty: any fits."""
     drafters: Names
-    """Names for `Open`."""
+    """Drafter names for `Open`."""
     chains: Names
-    """Those that draft a chain, whatever `Open.fan_out` is."""
+    """Drafters that draft a chain, whatever `Open.fan_out` is."""
     pid: Natural
-    """Its process id, on its machine."""
+    """The draft's process id, on its machine."""
 
 
 class Ready(_Message, frozen=True, tag=11):
-    """Further rank of the target -> first one: its part of the model is loaded."""
+    """Further rank of the target -> first rank: the sender's model part is loaded."""
 
 
 class Sampling(Struct, frozen=True, gc=False):
@@ -105,7 +105,7 @@ class Open(_Message, frozen=True, tag=2):
     max_length: NumTokens
     """Greatest committed length, prompt included."""
     drafter: WireText
-    """Which drafter proposes."""
+    """Name of the drafter that proposes."""
     max_lookahead: Positive
     """Tokens that the draft may be ahead of the prefix it knows."""
     tokens_per_message: Positive
@@ -113,7 +113,7 @@ class Open(_Message, frozen=True, tag=2):
     reference: Ids = ()
     """Tokens that the target will commit after `token_ids`, for a synthetic drafter; else empty."""
     sampling: Sampling = Sampling()
-    """What the draft applies to its own logits."""
+    """Parameters that the draft applies to its logits."""
     fan_out: Width = 1
     """Most candidates that a draft step makes after a token; 1: a chain."""
     rows_per_step: Width = 1
@@ -121,33 +121,33 @@ class Open(_Message, frozen=True, tag=2):
     max_steps: Natural = 0
     """Most steps after one committed prefix; 0: no limit."""
     not_over: SequenceIds = ()
-    """Numbers of the open sequences and the next one; all others below the latter are over."""
+    """Numbers of the open sequences and the next; all other lower numbers are over."""
     follows: Natural = 0
     """The ended sequence whose keys, values and features may serve this one, as far as both begin alike; 0: none."""
 
 
 class Candidate(_Message, frozen=True, tag=3):
-    """Draft -> target: tokens that may follow what is committed; may be empty, to say `more=False`.
+    """Draft -> target: tokens that may follow the committed ones; may be empty, to say `more=False`.
 
-    They are nodes of a tree, numbered `[first, first + len(token_ids))`. Each sequence counts from 1, and a draft
-    process never gives a number twice in it.
+    The tokens are nodes of a tree, numbered `[first, first + len(token_ids))`. In each sequence numbers begin with 1,
+    and a draft process uses each once.
     """
 
     sequence_id: Natural
     incarnation: Natural
-    """Number of the draft process that drafted them."""
+    """Number of the draft process that drafted these."""
     base: Natural
-    """Committed length that the draft knew, and that parent 0 stands for."""
+    """Committed length that the draft knew; parent 0 is this prefix."""
     prefix_hash: Unsigned64
     """64-bit rolling hash of the first `base` tokens (`prefix_hash.py`)."""
     first: Natural
     """Number of the first node, from 1."""
     parents: Ids
-    """Number of the node before each; 0: the first `base` tokens."""
+    """Number of each node's parent; 0: the first `base` tokens."""
     token_ids: Ids
     """The candidate at each node."""
     weights: Ids
-    """Draft's probability of each after its parent, in parts of `CERTAINTY`; a chain has none."""
+    """Draft's probability of each node after its parent, times `CERTAINTY`; a chain has none."""
     more: bool
     """False: nothing follows until a verdict beyond `base` has come."""
     draft_probs: DraftProbs = ()
@@ -165,7 +165,7 @@ class Verdict(_Message, frozen=True, tag=4):
     epoch: Natural
     """How often candidates were lost; with each new epoch the draft offers its tree again."""
     start: Natural
-    """Position of the first of `token_ids`: the last base of the draft that the target has seen."""
+    """Position of the first of `token_ids`: the draft's newest base that the target has seen."""
     token_ids: Ids
     """Committed tokens at `[start, start + len(token_ids))`, up to the committed length."""
 
@@ -173,7 +173,7 @@ class Verdict(_Message, frozen=True, tag=4):
 class Features(_Message, frozen=True, tag=9):
     """Target -> draft: hidden states of committed tokens.
 
-    Sent before the verdict that commits them, each position once per `Open`. A loss costs speed, never a token.
+    Features come before the verdict on their tokens, each position once per `Open`. A loss costs speed, never a token.
     """
 
     sequence_id: Natural
@@ -182,7 +182,7 @@ class Features(_Message, frozen=True, tag=9):
     start: Natural
     """Position of the first row."""
     end: Natural
-    """Position after the last one."""
+    """Position after the last row."""
     rows: FeatureBytes
     """[end - start, width] bfloat16, little-endian, row by row."""
 
@@ -202,7 +202,7 @@ class Progress(_Message, frozen=True, tag=6):
     num_drafted: Natural
     """Tokens drafted, offered or not."""
     num_rollbacks: Natural
-    """Times that drafted tokens were thrown away."""
+    """Times that drafted tokens were discarded."""
     busy_ns: Natural
     """Nanoseconds in prefill, proposing and rolling back."""
     open_ns: Natural
@@ -221,7 +221,7 @@ class Failed(_Message, frozen=True, tag=7):
     kind: WireText
     """Name of the error class."""
     text: WireText
-    """What went wrong, in a line."""
+    """The error in one line."""
 
 
 class Shutdown(_Message, frozen=True, tag=8):

@@ -27,11 +27,11 @@ def num_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 class CommittedPrefix:
-    """Tokens that the target chose, and the hash of each prefix. It only grows."""
+    """Committed tokens, prompt included, and the hash of each prefix."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids: list[int] = []
-        """All committed tokens. Read them; only `append` adds some."""
+        """All committed tokens; read-only, since `append` also hashes."""
         self._hashes: list[int] = [EMPTY]
         self.append(token_ids)
 

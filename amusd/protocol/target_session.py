@@ -1,4 +1,4 @@
-"""Which candidates the target may verify in one sequence. Pure: values in, values out.
+"""The target's state of one sequence: committed tokens and candidates. Pure: values in, values out.
 
     [0, committed_length)     committed, final
     after it                  a tree of candidates (`candidate_tree.py`)
@@ -8,13 +8,13 @@ The draft numbers its nodes and names each parent; 0 is the committed prefix tha
 Tokens that are committed keep their subtree; all else is dropped.
 
 Rules
-    T1  A node counts if its parent is in the tree, a committed token, or 0. If its position is committed by now, it
-        must be the committed token; so a bonus token that agrees costs nothing.
+    T1  A node counts if its parent is in the tree, a committed token, or 0. At a committed position, a node must be
+        the committed token; so a bonus token that agrees costs nothing.
     T2  Committed nodes are remembered by number until the draft builds on a longer prefix.
     T3  The candidates at hand are the path of the likeliest children, the first among equals. A pass over several paths
         takes the likeliest nodes instead.
-    T4  Numbers have no gaps. A gap is a lost message: a new epoch begins, and with the next verdict the draft offers
-        its tree again.
+    T4  A gap in the numbers is a lost message: a new epoch begins, and with the next verdict the draft offers its
+        tree again.
     T5  `attach` begins with a new draft process; nodes of any other incarnation are stale.
     T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
 """
@@ -45,7 +45,7 @@ class TargetSession:
         fan_out: int = 1,
         wants_draft_probs: bool = False,
     ) -> None:
-        """`fan_out`: that of the draft; above 1 each candidate has a weight.
+        """`fan_out`: the draft's; above 1 each candidate has a weight.
 
         `wants_draft_probs`: each candidate must come with the distribution that it was drawn from.
         """
@@ -114,14 +114,14 @@ class TargetSession:
     # The draft's side
 
     def attach(self, incarnation: int) -> None:
-        """Begin with a draft of this incarnation (from 1); what an earlier one sent is stale."""
+        """Begin with a draft of this incarnation (from 1); candidates of earlier ones are stale."""
         if incarnation <= self._incarnation:
             raise PeerProtocolError(f"incarnation {incarnation} follows {self._incarnation}: must rise")
         self.detach()
         self.attached = True
         self._incarnation = incarnation
         self.epoch, self._next_number = 0, 1
-        # The opening message carries all that is committed.
+        # The opening message carries all committed tokens.
         self._draft_base = self._prefix.length
         self._draft_more = True
 
@@ -136,7 +136,7 @@ class TargetSession:
         if not (addressed and self.attached):
             return "stale"
         self._check(candidate, len(draft_probs))
-        if not self._prefix_fits(candidate):  # I6 is at stake
+        if not self._prefix_fits(candidate):  # breaks I6
             raise PeerProtocolError(f"candidate was drafted from another prefix of {candidate.base} tokens")
         if candidate.base > self._draft_base:
             self._draft_base = candidate.base
@@ -187,7 +187,7 @@ class TargetSession:
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
 
-        `ends`: the answer ends with them. Raises `AssertionError`, without any change, for impossible arguments.
+        `ends`: the answer ends with `token_ids`. Raises `AssertionError`, without any change, for impossible arguments.
         """
         tokens = tuple(token_ids)
         block, accepted = self._verifying(), tokens[:num_accepted]

@@ -17,7 +17,7 @@ class Block:
     last_token: int
     candidates: tuple[int, ...]
     alternatives: tuple[int, ...] = ()
-    """Candidates on other paths, the likeliest first, and none before its parent."""
+    """Candidates on other paths, likeliest first, parents before children."""
     alternative_parents: tuple[int, ...] = ()
     draft_probs: tuple[Any, ...] = ()
     """The distribution of each of `candidates`, under the ratio test."""
@@ -33,7 +33,7 @@ class Block:
         return (*range(len(self.candidates)), *self.alternative_parents)
 
     def next_row(self, row: int, token_id: int | None = None) -> int | None:
-        """The row with `token_id` after `row`, or the likeliest one after it; None without one."""
+        """The row of `token_id` after `row`, by default the likeliest row; None without one."""
         token_ids = self.token_ids
         for number, parent in enumerate(self.parents, start=1):
             if parent == row and token_id in (None, token_ids[number]):
@@ -41,7 +41,7 @@ class Block:
         return None
 
     def path_along(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The rows from the first on along these tokens, as far as they are candidates."""
+        """The first row and the rows of these tokens, as far as they are candidates."""
         rows = [0]
         for token_id in token_ids:
             row = self.next_row(rows[-1], token_id)

@@ -6,7 +6,7 @@ One frame per message, numbers little-endian:
     0       4     magic, b"AMSD"
     4       2     PROTOCOL_VERSION
     6       8     session nonce: any 64-bit number, chosen by the target for one link
-    14      8     when it was sent, in nanoseconds of the sender's monotonic clock
+    14      8     time of sending, in nanoseconds of the sender's monotonic clock
     22            the message in MessagePack: a list of its tag and its fields (`messages.py`)
     at the end 4  CRC-32 of all before it
 

@@ -1,4 +1,4 @@
-"""A sequence that a draft works on, as its target knows it."""
+"""The target's side of a sequence that a draft works on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ClientSequence:
     at_draft: DraftState | None = None
     """State of the sequence at the present draft; None: the draft does not know it."""
     has_lost_draft = False
-    """A draft that worked on it is lost, and not replaced yet."""
+    """True while the sequence's draft is lost and not replaced."""
     is_over = False
-    """Nothing follows, and the counts are complete."""
+    """True once the sequence is closed and no counts are awaited."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ClientSequence:
         """`token_ids`: the prompt, of ids in `[0, vocab_size)`.
 
         `wish`: an `Open` that `opening` completes; without a drafter's name the sequence wants no draft.
-        `max_silence_seconds`: the longest sum of waits for a draft that says nothing.
+        `max_silence_seconds`: most seconds of waiting, in sum, for a silent draft.
         """
         self.wish, self.max_silence_seconds = wish, max_silence_seconds
         self.session = TargetSession(
@@ -50,7 +50,7 @@ class ClientSequence:
 
     @property
     def sequence_id(self) -> int:
-        """Names it in messages and events."""
+        """The sequence's number in messages and events."""
         return self.wish.sequence_id
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class ClientSequence:
         )
 
     def followed(self, incarnation: int) -> ClientSequence | None:
-        """The ended sequence whose drafter can go on with this one; None if the draft has no such drafter."""
+        """The ended sequence whose drafter at the draft can go on with this sequence; None without one."""
         before = self.before
         if before is None or before.wish.drafter != self.wish.drafter:
             return None
@@ -80,11 +80,11 @@ class ClientSequence:
         return before if state is not None and state.is_answered and state.incarnation == incarnation else None
 
     def num_held_features(self, incarnation: int) -> int:  # noqa: ARG002 - for sequences with features
-        """Number of first positions whose features a draft of this incarnation holds before any are sent."""
+        """Number of leading positions whose features a draft of this incarnation already holds."""
         return 0
 
     def receive(self, message: Candidate) -> Reception:
-        """Take in the draft's candidates. Raises `PeerProtocolError` for what no correct draft sends."""
+        """Take in the draft's candidates. Raises `PeerProtocolError` for impossible ones."""
         return self.session.receive(message)
 
     def receive_counts(self, counts: Progress) -> None:
@@ -96,5 +96,5 @@ class ClientSequence:
         self.at_draft, self.has_lost_draft = None, True
 
     def find_draft(self) -> None:
-        """Go on with the next draft, which has the opening."""
+        """Go on with the next draft, which got the opening."""
         self.has_lost_draft = False

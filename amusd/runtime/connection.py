@@ -1,4 +1,4 @@
-"""A target's connection to its draft: the search for one, its link, its loss, and the draft that replaces it.
+"""A target's connection to its draft: search, link, loss and replacement of a draft.
 
     lost ──▶ its process has ended ──▶ the next one starts and listens ──▶ both say hello ──▶ it is used
 
@@ -28,11 +28,11 @@ LOOK_SECONDS = 0.05
 POLL_SECONDS = 0.005
 """Pause between two tries to reach a first draft that does not listen yet."""
 START_AGAIN_SECONDS = 1.0
-"""Pause before the next try where no link could be made."""
+"""Pause before the next try if this machine could make no link."""
 FAREWELL_SECONDS = 1.0
-"""How long a lost draft may take to end, so that a failed one shows its traceback."""
+"""Seconds that a lost draft has to end by itself and to show its traceback."""
 MAX_LAST_WORDS = 1_000
-"""Most messages of a lost draft that are searched for its reason."""
+"""Most messages of a lost draft that are searched for the reason."""
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Connection:
     """A target's connection to its draft. Any thread may read its public fields."""
 
     link: Link | None = None
-    """None without a draft, and between two drafts."""
+    """Link to the present draft; None without a draft."""
     incarnation: int = 0
     """Number of the newest draft; 0: there was none."""
     source: DraftSource | None = None
-    """Source of the next draft; None: a lost one is not replaced."""
+    """Source of the next draft; None: a lost draft is not replaced."""
     startup_timeout_seconds: float = 300.0
     """How long a draft may take from its start to its hello."""
     clock: Clock = MONOTONIC
@@ -54,16 +54,16 @@ class Connection:
     """Called when a draft has said hello."""
     silence: Silence = field(default_factory=Silence)
     losses: list[str] = field(default_factory=list)
-    """Why drafts were lost, in one line each."""
+    """One line for each lost draft: the reason."""
     num_restarts: int = 0
-    """Lost drafts that were replaced."""
+    """Number of lost drafts that were replaced."""
     pid: int | None = None
     """Process id of the newest draft, if it is on this machine."""
     chains: Sequence[str] = ()
     """Drafters of the newest draft that draft no trees."""
     _hello: TargetHello = field(default_factory=lambda: TargetHello(0, "", None))
     _wanted: Sequence[str] = ()
-    """Drafters that it must have."""
+    """Drafters that each draft must have."""
     _arriving: Link | None = None
     """The link to a draft that has not said hello."""
     _is_started: bool = True
@@ -72,9 +72,9 @@ class Connection:
     _gave_up: str | None = None
     """Why no further draft is looked for."""
     _deadline: float = math.inf
-    """When the draft must have said hello, in seconds of the clock."""
+    """Latest time of the draft's hello, in seconds of the clock."""
     _drop_at: float = math.inf
-    """When a lost draft is ended by force."""
+    """When a lost draft is killed, in seconds of the clock."""
 
     @classmethod
     def to(cls, source: DraftSource, config: EngineConfig, running: ExitStack) -> Connection:
@@ -86,7 +86,7 @@ class Connection:
 
     @property
     def failure(self) -> str | None:
-        """Why no draft is used any more; None while there is or may be one."""
+        """Why no draft is used any more; None while a draft is present or may come."""
         if self._gave_up is not None or self.source is not None:
             return self._gave_up
         return self.losses[-1] if len(self.losses) > self.num_restarts else None
@@ -105,8 +105,8 @@ class Connection:
     def await_first(self, tokenizer_hash: str, drafters: Sequence[str] = (), events: str | None = None) -> None:
         """Wait for the first draft, which must have these drafters. `events`: as in `TargetHello`.
 
-        A draft that is killed is started again; one that ends by itself is not. Raises `ConfigError` when the two
-        cannot work together, `PeerError` when no draft comes.
+        A killed draft is started again; a draft that ends by itself is not. Raises `ConfigError` if target and draft
+        cannot work together, `PeerError` if no draft comes.
         """
         assert self.source is not None
         self._hello = TargetHello(0, tokenizer_hash, events if self.source.is_here else None)
@@ -133,7 +133,7 @@ class Connection:
     def find_next(self, hello_seconds: float = 0.0) -> bool:
         """Switch to the next draft if it is ready; return whether it is.
 
-        Waits for its hello at most `hello_seconds`, and only when it has just begun to listen.
+        Waits for a hello at most `hello_seconds`, and only if the draft has just begun to listen.
         """
         if self.source is None or self.link is not None:
             return False
@@ -158,7 +158,7 @@ class Connection:
             self._restarts.on_accepted()
 
     def _look(self, timeout: float, hello_seconds: float = 0.0) -> bool:
-        """Take one step towards the next draft; return whether it has said hello. Raises why it cannot come."""
+        """Take one step towards the next draft; return whether it has said hello. Raises the reason of a failure."""
         source, now = self.source, self.clock.now()
         assert source is not None
         if now >= self._drop_at:
@@ -171,7 +171,7 @@ class Connection:
             if self.incarnation:
                 self._deadline = now + self.startup_timeout_seconds
         if self._is_started:
-            end = source.ended(0.0)  # asked first, so that its last words are still read below
+            end = source.ended(0.0)  # asked first, so that last messages are still read below
             if self._arriving is None and now >= self._restarts.not_before:
                 self._connect(source, now)
                 timeout = max(timeout, hello_seconds)
@@ -194,7 +194,7 @@ class Connection:
         except (ConfigError, OSError):
             if not self.incarnation:
                 raise
-            self._restarts.not_before = now + START_AGAIN_SECONDS  # no descriptors: no fault of the draft
+            self._restarts.not_before = now + START_AGAIN_SECONDS  # e.g. no descriptors: no fault of the draft
         if self._arriving is not None:
             number = max(self.incarnation, self._hello.incarnation) + 1
             self._hello = TargetHello(number, self._hello.tokenizer_hash, self._hello.events)
@@ -213,20 +213,20 @@ class Connection:
         self.pid, self.chains = hello.pid if source.is_here else None, hello.chains
         try:
             self.on_met()
-        except ConfigError as error:  # what is kept of it cannot be written: no fault of the draft
+        except ConfigError as error:  # the draft's record cannot be written: not the draft's fault
             logger.warning("%s", error)
         self.link, self._arriving, self.incarnation = link, None, hello.incarnation
         self._restarts.on_met(self.clock.now())
 
     def _refused(self, line: str) -> ConfigError | PeerLostError:
-        """A `ConfigError` for a first draft, which is the user's mistake; else a `PeerLostError`.
+        """A `ConfigError` for a first draft: the user's mistake. Else a `PeerLostError`.
 
         Later the network may have broken, or the server may still hold this target's last session.
         """
         return PeerLostError(line) if self.incarnation else ConfigError(line)
 
     def _search(self, reason: str, *, was_met: bool) -> None:
-        """Begin to look for another draft. The lost one is ended after `FAREWELL_SECONDS`."""
+        """Begin to look for another draft. The lost one is killed after `FAREWELL_SECONDS`."""
         assert self.source is not None
         counts = was_met or self.source.process is not None  # a server may be busy, or away for long
         self._drop_arriving()
@@ -250,7 +250,7 @@ class Connection:
             self.link.send(message)
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             logger.debug("the draft is lost", exc_info=True)
-            for _ in range(MAX_LAST_WORDS):  # a `Failed` among them says why
+            for _ in range(MAX_LAST_WORDS):  # a `Failed` gives the reason
                 if self.receive(0.0) is None:
                     break
             self.lose(first_line(error))
@@ -279,8 +279,8 @@ class Connection:
             self.lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
     def lose(self, reason: str) -> None:
-        """Go on without the draft, if there is one, and look for the next. The reason's first line counts."""
-        if self.link is None:  # the next one may be on its way, which is not to blame
+        """Drop the draft, if there is one, and look for the next. Keeps the first line of `reason`."""
+        if self.link is None:  # the next draft may be starting, and is not to blame
             return
         reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
         self.losses.append(reason)

@@ -21,7 +21,7 @@ def allowed_cores() -> list[int]:
 def cores_for(
     role: Role, allowed: list[int], hardware: HardwareConfig, *, rank: int = 0, num_target_ranks: int = 1
 ) -> set[int]:
-    """A worker's cores: the first ones for the target's ranks, the last for the draft; empty if any would be shared."""
+    """A worker's cores: the first for the target's ranks, the last for the draft; empty if unpinned or too few."""
     count = hardware.num_threads
     if not hardware.pin_cores or len(allowed) < (num_target_ranks + 1) * count:
         return set()
@@ -30,7 +30,7 @@ def cores_for(
 
 
 def pin_rank(config: EngineConfig, role: Role, allowed: list[int], rank: int = 0) -> None:
-    """Run this process, one of a role's ranks, on its own of the `allowed` cores."""
+    """Pin this process, one of a role's ranks, to its share of the `allowed` cores."""
     size = config.target_tensor_parallel_size
     pin_to(cores_for(role, allowed, config.hardware, rank=rank, num_target_ranks=size))
 

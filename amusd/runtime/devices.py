@@ -26,8 +26,8 @@ from amusd.types import Role
 def count_gpus() -> int:
     """GPUs of this process, AMD's too; 0 with a torch for CPUs.
 
-    Creates no context, so this process may fork afterwards; `torch.cuda.is_available` would start the driver. Without
-    a driver's files torch, which takes seconds to import, is not asked.
+    Creates no context, so this process may fork afterwards; `torch.cuda.is_available` would start the driver. On Linux
+    without a driver, torch, which takes seconds, is not imported.
     """
     has_driver = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd", "dxg"))
     if "torch" not in sys.modules and sys.platform.startswith("linux") and not has_driver:
@@ -104,7 +104,7 @@ def check_devices(devices: Sequence[str]) -> None:
 
 
 def why_missing(devices: Sequence[str]) -> str | None:
-    """Why one of the GPUs is not there; None where all are. Creates no context."""
+    """Why a GPU is missing; None if all exist. Creates no context."""
     numbers = [int(device.removeprefix("cuda:")) for device in devices if device != "cpu"]
     if not numbers or max(numbers) < (num_gpus := count_gpus()):
         return None
@@ -118,7 +118,7 @@ def why_missing(devices: Sequence[str]) -> str | None:
 
 
 def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
-    """Device of a role's rank, which becomes this thread's current one, before all other CUDA use.
+    """Make a rank's device this thread's current one, before all other CUDA use; return it.
 
     Raises `ConfigError` for a GPU that is full or in use, or whose driver is too old.
     """
@@ -128,9 +128,9 @@ def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
 
         from amusd.checkpoints.building import device_errors
 
-        # Otherwise whatever names no device (events, streams, pinned memory) opens a context on cuda:0, which takes
-        # 500 MB of a GPU that another worker needs. With CUDA_VISIBLE_DEVICES every GPU would be called cuda:0, in
-        # messages and logs too, and NCCL would not find the GPU of the other end.
+        # Otherwise events, streams and pinned memory, which name no device, open a context on cuda:0: 500 MB of
+        # another worker's GPU. CUDA_VISIBLE_DEVICES is no way out: every GPU would be called cuda:0, in messages and
+        # logs too, and NCCL would not find the peer's GPU.
         with device_errors(device):
             torch.cuda.set_device(device)
     return device

@@ -1,7 +1,7 @@
 """A target's client of its draft: it tells the draft about each sequence, and takes in the draft's messages.
 
 A draft that is slow, wrong or gone costs time, never a token. The target waits for a silent draft at most
-`max_silence_seconds` in all, and reminds it at growing intervals, so that its link does not fill (`patience.py`). The
+`max_silence_seconds` in all, and sends reminders at growing intervals, which do not fill the link (`patience.py`). The
 draft that replaces a lost one (`connection.py`) is told of all open sequences.
 """
 
@@ -24,14 +24,14 @@ from amusd.tracing.recorder import Recorder
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
 COUNTS_SECONDS = 0.01
-"""Longest single wait for those counts, since a new request may come meanwhile."""
+"""Longest single wait for the draft's counts; a request may come meanwhile."""
 HELLO_SECONDS = 0.005
-"""Longest wait for the hello of a draft that already listens, which saves a pass without candidates."""
+"""Longest wait for the hello of a draft that listens: a hello in time saves a pass without candidates."""
 
 MAX_DRAINED = 1_000
 """Most messages taken in before a pass."""
 MAX_DRAIN_NS = 20_000_000
-"""The longest time to take them in."""
+"""Most nanoseconds of taking in messages before a pass."""
 
 
 @dataclass
@@ -44,18 +44,18 @@ class DraftClient:
     """The link's own delay, which does not count as silence."""
     hello_seconds: float = HELLO_SECONDS
     next_sequence_id: int = 1
-    """Higher than that of any sequence so far."""
+    """Higher than any sequence's number so far."""
     _sequences: dict[int, ClientSequence] = field(default_factory=dict)
-    """The open ones that want a draft, by number."""
+    """Open sequences that want a draft, by number."""
     _closed: dict[ClientSequence, int] = field(default_factory=dict)
-    """Ended ones whose counts are awaited, each with the time (ns) when the wait ends."""
+    """Ended sequences whose counts are awaited, each with the wait's end (ns)."""
 
     def __post_init__(self) -> None:
         self.connection.on_lost = self._lost
 
     @property
     def patience_seconds(self) -> float:
-        """How much longer to wait for the draft; 0: it is silent."""
+        """Seconds left to wait for the draft; 0: it is silent."""
         return self.connection.silence.seconds_left(self._max_silence_seconds)
 
     @property
@@ -75,7 +75,7 @@ class DraftClient:
     # To the draft
 
     def open(self, sequence: ClientSequence) -> None:
-        """Have the draft work on a new sequence, if it wants one."""
+        """Open a new sequence at the draft, if the sequence wants one."""
         self.next_sequence_id = sequence.sequence_id + 1
         if not sequence.wish.drafter:
             return
@@ -97,9 +97,9 @@ class DraftClient:
         return True
 
     def send_verdict(self, sequence: ClientSequence) -> None:
-        """Send the newest verdict; to a silent draft only now and then.
+        """Send the newest verdict; to a silent draft, only as a reminder.
 
-        A draft that never answered may have lost the opening, which is sent again. A second opening is ignored.
+        A draft that never answered may lack the opening, and gets it again. Drafts ignore a second opening.
         """
         state = sequence.at_draft
         if state is None:
@@ -113,12 +113,12 @@ class DraftClient:
             self._send(sequence.session.verdict())
 
     def features_due(self, sequence: ClientSequence, end: int) -> range:
-        """Positions below `end` whose features the draft lacks; none for a silent one, which gets them later."""
+        """Positions below `end` whose features the draft lacks; empty while the draft is silent."""
         state = sequence.at_draft
         return range(state.num_features if state is not None and self.has_draft(sequence) else end, end)
 
     def send_features(self, sequence: ClientSequence, start: int, features: Tensor) -> None:
-        """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""
+        """Send features, bfloat16 [rows, width], of positions from `start` on, as far as the link has room."""
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
             state, link = sequence.at_draft, self.connection.link
@@ -139,7 +139,7 @@ class DraftClient:
         sequence.session.detach()
 
     def end_closed(self, *, waits: bool) -> None:
-        """End closed sequences whose counts are due; if `waits`, wait for a message of theirs."""
+        """Forget closed sequences after their wait for counts; if `waits`, wait for a message first."""
         left_ns = min(self._closed.values(), default=0) - self.recorder.now_ns()
         if waits and left_ns > 0:
             self.take(min(left_ns / 1e9, COUNTS_SECONDS))
@@ -169,7 +169,7 @@ class DraftClient:
     def take(self, timeout: float, waiting: Iterable[ClientSequence] = ()) -> bool:
         """Receive and handle one message; False when none came within `timeout` seconds.
 
-        `waiting`: the sequences that need it.
+        `waiting`: the sequences that wait.
         """
         start_ns = self.recorder.now_ns()
         message = self.connection.receive(timeout)
@@ -228,7 +228,7 @@ class DraftClient:
             self.connection.silence.end()
 
     def _receive_counts(self, message: Progress | Refused) -> None:
-        """Take in the final counts of a closed sequence. Those of an open one only say that the draft works."""
+        """Take in the final counts of a closed sequence. Counts of an open one only show that the draft works."""
         number, silence = message.sequence_id, self.connection.silence
         if isinstance(message, Progress) and number in self._sequences:
             if silence.on_sign(self.recorder.now_ns()):  # the draft works, so no wait was in vain
@@ -245,7 +245,7 @@ class DraftClient:
             self.forget(closed)
 
     def _judge_silence(self) -> None:
-        """Lose a draft that is silent for too long, if the next one can be found."""
+        """Drop a draft that is silent for too long, if another can replace it."""
         if not self._sequences or self.connection.link is None:
             return
         waiting = [each for each in self._sequences.values() if each.at_draft is None or not each.at_draft.is_answered]
@@ -257,7 +257,7 @@ class DraftClient:
             logger.warning("the draft is replaced: %s", reason)
 
     def _send(self, message: Message) -> bool:
-        """Send to the draft, if there is one; False where there is none, or none any more."""
+        """Send to the draft. Return False if there is none, or if sending loses it."""
         if self.connection.link is None:
             return False
         self.recorder.message("send", message)

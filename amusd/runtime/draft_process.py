@@ -1,4 +1,4 @@
-"""Where a target's drafts come from: a process that it starts, or a server that was started elsewhere.
+"""The source of a target's drafts: a process started here, or a server started elsewhere.
 
 This module is also the entry point of the draft's process. On a CPU a fork server loads the models once and forks a
 draft for each session (`amusd/child.py`), so a lost draft is replaced within a tenth of a second.
@@ -28,20 +28,20 @@ STOP_SECONDS = 1.0
 """How long a draft may take to end before it is killed."""
 LOOK_SECONDS = 0.1
 NOT_LOADED, USERS_MISTAKE, TOLD, FAILED = 1, 2, 3, 4
-"""Exit codes of a draft. 1, 2: it could not begin, and has said why. 3: its target knows why, or is gone. 4: other."""
+"""Exit codes of a draft. 1, 2: it could not begin, and printed why. 3: the target knows why, or is gone. 4: other."""
 
 
 class DraftProcess:
-    """A draft's process, as seen by the process that starts it. `kill` and `stop` may come from any thread."""
+    """A draft's process, as seen by the process that starts it. Any thread may call `kill` and `stop`."""
 
     _end_is_news = True
-    """Whether a line is due if the present draft is killed."""
+    """Whether to log a kill of the present draft."""
 
     def __init__(self, config: EngineConfig, address: str, cores: Sequence[int] = (), *, is_own: bool) -> None:
         """Start the first draft, which loads and then listens at `address`. Does not wait.
 
-        `cores`: the draft's on a CPU; empty: the last ones of this process. `is_own`: this process has the only target;
-        else any target may come. A draft shows its lines if this process does.
+        `cores`: the draft's cores on a CPU, by default the last of this process. `is_own`: only this process's target
+        connects, else any target. A draft shows log lines if this process does.
         """
         size = config.target_tensor_parallel_size
         own_cores = cores or cores_for("draft", allowed_cores(), config.hardware, num_target_ranks=size)
@@ -79,7 +79,7 @@ class DraftProcess:
     def stop(self) -> None:
         """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
         self._end_is_news = False  # a signal may end both processes, and that is no loss
-        self.ended(0.0 if self._server.is_preparing else STOP_SECONDS)  # one that loads does not see its link end
+        self.ended(0.0 if self._server.is_preparing else STOP_SECONDS)  # a loading draft does not see its link end
         self._server.kill()
         self._server.close()
 
@@ -102,17 +102,17 @@ class DraftProcess:
 
 
 class DraftSource:
-    """Drafts at one address, one at a time, to which a target connects. Safe for several threads."""
+    """The drafts at one address, one at a time. Safe for several threads."""
 
     process: DraftProcess | None = None
     """The draft's process, if it was started here."""
 
     def __init__(self, config: EngineConfig, address: str | None = None, cores: Sequence[int] = ()) -> None:
-        """`address`: that of a server started elsewhere; None: start a draft here, without waiting.
+        """`address`: of a server started elsewhere; None: start a draft here, without waiting.
 
         `cores`: as in `DraftProcess`. Raises `ConfigError`.
         """
-        self.can_repeat = config.transport.kind not in ("gloo", "nccl")  # they make no second link
+        self.can_repeat = config.transport.kind not in ("gloo", "nccl")  # these make no second link
         self._transport, self._devices = config.transport, ("", "") if self.can_repeat else link_devices(config)
         with ExitStack() as running:
             if address is None:
@@ -136,7 +136,7 @@ class DraftSource:
         return connect(self._transport, self._address, secrets.randbits(64), self._devices)
 
     def ended(self, timeout: float) -> Ended | None:
-        """How the present draft ended; None if not within `timeout` seconds (0 polls), or if it is not a child."""
+        """How the present draft ended; None if not within `timeout` seconds (0 polls), or not started here."""
         return None if self.process is None else self.process.ended(timeout)
 
     def drop(self) -> None:
@@ -160,7 +160,7 @@ def _prepare(settings: Orders) -> Any:
     if settings["shows_lines"]:
         show_lines()
     if device_of(config, "draft") == "cpu":
-        pin_to(set(settings["cores"]))  # before there is torch
+        pin_to(set(settings["cores"]))  # before torch is imported
     from amusd.runtime import draft_server
 
     return draft_server.prepare(config)

@@ -20,7 +20,7 @@ class DraftSequence:
     recorder: Recorder
     opened_ns: int
     verdict: Verdict | None = None
-    """The newest that was not applied yet; it replaces earlier ones."""
+    """Newest verdict, not applied yet; replaces earlier ones."""
     busy_ns: int = 0
     num_drafted: int = 0
     num_rollbacks: int = 0
@@ -30,20 +30,20 @@ class DraftSequence:
 
     @property
     def sequence_id(self) -> int:
-        """Names it in messages and events."""
+        """Number in messages and events."""
         return self.manager.session.sequence_id
 
     @property
     def patience_seconds(self) -> float:
-        """How long to wait for a verdict due before the next step would end."""
+        """Seconds to wait for a verdict that is due before the next step would end."""
         if not self.manager.can_wait:
             return 0.0
         return self.verdict_clock.patience_ns(self.recorder.now_ns()) / 1e9
 
     def roll_back(self) -> bool:
-        """Apply the verdict that has come; whether it was news.
+        """Apply the newest verdict; return whether it changed anything.
 
-        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `AssertionError`.
+        Raises `PeerProtocolError` and `AssertionError` as `RollbackManager.apply`.
         """
         verdict, self.verdict = self.verdict, None
         if verdict is None:
@@ -65,7 +65,7 @@ class DraftSequence:
         return True
 
     def on_step(self, num_tokens: int, step_ns: int, start_ns: int, end_ns: int) -> None:
-        """Count a step of `step_ns`, of which `start_ns` to `end_ns` was for this sequence.
+        """Count a step of `step_ns`; this sequence's share is `start_ns` to `end_ns`.
 
         `num_tokens`: computed nodes of a tree, or tokens added to a chain.
         """

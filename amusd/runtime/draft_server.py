@@ -1,4 +1,4 @@
-"""The draft's process at work: it loads, listens, serves one target, and listens again."""
+"""The draft's process: it loads, listens, serves one target, and listens again."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Offer(NamedTuple):
 def prepare(config: EngineConfig) -> Offer | None:
     """Load what forked draft processes share; None if each process has to load for itself.
 
-    It has to on a GPU (no context survives a fork), outside Linux, with an inner drafter on another device, and after
-    an error.
+    None on a GPU (no context survives a fork), outside Linux, with an inner drafter on another device, and after an
+    error.
     """
     has_others = any(drafter.inner_device is not None for drafter in config.drafters)
     if device_of(config, "draft") != "cpu" or has_others or not sys.platform.startswith("linux"):
@@ -62,7 +62,7 @@ def prepare(config: EngineConfig) -> Offer | None:
 
 
 def load(config: EngineConfig, inner: StartInner | None = None) -> Offer:
-    """Load the models and make the drafters, which takes seconds on a GPU. Raises any error of theirs."""
+    """Load the models and make the drafters, which takes seconds on a GPU. Raises any error of either."""
     start, device = time.monotonic(), claim_device(config, "draft")
     loaded = load_drafters(config, device, inner)
     notes = [*loaded.notes, *_shorten(loaded.models, config, device)]
@@ -89,11 +89,11 @@ class DraftServer:
     config: EngineConfig
     address: str
     is_own: bool
-    """Whether it belongs to one run: it serves one session, and that target reports its failures."""
+    """Whether the server belongs to one run: it serves one session, whose target reports failures."""
     last_code: int | None = None
-    """Exit code of the draft before, if there was one."""
+    """Exit code of the previous draft, if any."""
     recorder: Recorder = field(default_factory=partial(Recorder, "draft"))
-    """Records all sessions; the target of an own draft names the folder of its events."""
+    """Records all sessions; with `is_own`, the target names the folder of the events."""
 
     def run(self, prepared: Offer | None = None) -> int:
         """Load unless that has been done, and serve; return the exit code.
@@ -126,7 +126,7 @@ class DraftServer:
                     return code
 
     def serve_target(self, link: Transport, offer: Offer | Exception) -> int | None:
-        """Draft for the next target until it is done; return the exit code, or None if it left without a hello."""
+        """Draft for the next target until it is done; return the exit code, or None without a hello."""
         try:
             if (hello := _hello(link)) is None:
                 return None
@@ -151,7 +151,7 @@ class DraftServer:
         return 0
 
     def _failed(self, error: Exception) -> int:
-        """Show the error if no one else does, and return the exit code. A second failure in a row has no traceback."""
+        """Report the error if nobody else does; return the exit code. A second failure in a row has no traceback."""
         code = TOLD if isinstance(error, (ConfigError, PeerLostError)) else FAILED
         runs_users_code = any(drafter.factory is not None for drafter in self.config.drafters)
         has_traceback = code == FAILED or (runs_users_code and error.__cause__ is not None)
@@ -169,7 +169,7 @@ def _hello(link: Transport) -> TargetHello | None:
     """Wait for a target's hello; None if it leaves or sends something else. Raises `ConfigError`."""
     try:
         while (message := link.receive(IDLE_SECONDS)) is None:
-            if link.num_rejected:  # else a stranger keeps the link from the target
+            if link.num_rejected:  # a stranger must not keep the target out
                 return None
     except PeerLostError:
         return None

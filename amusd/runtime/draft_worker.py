@@ -31,7 +31,7 @@ IDLE_SECONDS = 1.0
 MAX_SHOWN = 40
 """Most characters of a peer's name in a line for people."""
 SIGN_NS = 100_000_000
-"""After this much work without a message, the draft says that it is alive; well below `max_silence_seconds`."""
+"""After so many nanoseconds of work without a message, a sign of life is sent; well below `max_silence_seconds`."""
 
 StepShare: TypeAlias = tuple[Sequence[Node], Sequence[Guesses]]
 """One sequence's part in a step: the nodes that were computed, and the guesses after them; both may be empty."""
@@ -49,9 +49,9 @@ class DraftWorker:
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     _not_over: frozenset[int] = frozenset()
     _free: dict[str, dict[int, Drafter]] = field(init=False)
-    """Drafters without a sequence, by name and by the number of their last one; the least recently used first."""
+    """Free drafters, by name and by the number of their last sequence; the least recently used first."""
     _costs: dict[tuple[str, bool], RowCost] = field(default_factory=dict)
-    """Times of steps by rows, for each drafter and for chains and trees apart."""
+    """Times of steps by rows, for each drafter, chains and trees apart."""
     _running: bool = True
     _last_sent_ns: int = 0
 
@@ -65,7 +65,7 @@ class DraftWorker:
             while self._running:
                 self.step()
         except PeerLostError:
-            # the target may end a run by going away
+            # a target may end a run by disconnecting
             self.recorder.instant("target_gone", NO_SEQUENCE)
         finally:
             for sequence in tuple(self._sequences.values()):
@@ -104,7 +104,7 @@ class DraftWorker:
                 self._post(working[0].progress())
 
     def _compute(self, sequences: Sequence[DraftSequence], cost: RowCost) -> None:
-        """One step for sequences with work, each of which is charged a share of its time by rows."""
+        """Compute one step for sequences with work, and charge each a share of the time by rows."""
         start_ns = self.recorder.now_ns()
         shares = draft_step([sequence.manager for sequence in sequences], cost.row_share)
         step_ns = self.recorder.now_ns() - start_ns
@@ -117,7 +117,7 @@ class DraftWorker:
                 sequence.on_step(len(found), step_ns, begin_ns, end_ns)
 
     def _receive(self) -> None:
-        # one step serves all that work, so it waits no longer than any of them would
+        # one step serves all working sequences, so the shortest patience counts
         patience = min((sequence.patience_seconds for sequence in self.working), default=None)
         message = self._wait() if patience is None else self.link.receive(patience)
         while message is not None:
@@ -167,11 +167,11 @@ class DraftWorker:
         sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
-        if not manager.session.tree.has_work:  # a drafter of fewer positions: the target need not wait for it
+        if not manager.session.tree.has_work:  # beyond the drafter's last position: the target need not wait
             self._send(sequence)
 
     def _free_of(self, name: str) -> dict[int, Drafter]:
-        """The free drafters of that name. Raises `PeerProtocolError` for an unknown name, or where none is free."""
+        """The free drafters of `name`. Raises `PeerProtocolError` for an unknown name, or if none is free."""
         if name not in self._free:
             names = ", ".join(self._free) or "none"
             raise PeerProtocolError(f"the target asks for a drafter {name[:MAX_SHOWN]!r}; this draft has: {names}")
@@ -195,7 +195,7 @@ class DraftWorker:
         if sequence is None:
             self._post(Refused(message.sequence_id))
             return
-        self._roll_back(sequence)  # what came with the end counts for a sequence that follows
+        self._roll_back(sequence)  # a last verdict counts for a sequence that follows
         sequence.manager.take_features()
         progress = sequence.progress()
         self._forget(sequence)
@@ -209,7 +209,7 @@ class DraftWorker:
         self._last_sent_ns = self.recorder.now_ns()
 
     def _end_others(self, message: Open | Close) -> None:
-        """End all other sequences that messages have said are over.
+        """End all other sequences that are over by the messages so far.
 
         Numbers increase, and an ended sequence stays ended, so a late message is still true.
         """
@@ -232,7 +232,7 @@ class DraftWorker:
 
 
 def draft_step(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[StepShare]:
-    """Compute the most valuable nodes of sequences whose drafters were made together; return each one's share.
+    """Compute the most valuable nodes of sequences whose drafters were made together; return each sequence's share.
 
     A step that computes a root is urgent, since the target has no candidate: it ends once a message is ready.
     `row_share`: see `next_nodes`.

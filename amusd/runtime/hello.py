@@ -8,11 +8,11 @@ from amusd.errors import ConfigError, PeerError, first_line
 from amusd.protocol.messages import MAX_TEXT_LENGTH, DraftHello, Failed, TargetHello
 
 BUSY = Failed(PeerError.__name__, "the draft serves another target")
-"""The answer of a draft to every target but the one that it serves."""
+"""The answer of a busy draft to all other targets."""
 
 
 def check_pair(target: TargetHello, draft: DraftHello, wanted: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` if the two cannot work together, or the draft lacks one of the drafters `wanted`."""
+    """Raise `ConfigError` if the tokenizers differ, or the draft lacks a drafter of `wanted`."""
     # an empty hash: the draft works with any tokenizer
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         raise ConfigError(
@@ -34,11 +34,11 @@ def failure_report(error: BaseException) -> Failed:
 
 
 def reported(failure: Failed, who: str) -> ConfigError | PeerError:
-    """The error that a peer has reported: a `ConfigError` in its words, any other with `who` before them."""
+    """The error for a peer's report: `ConfigError` with the text alone, or `PeerError` with `who` before the text."""
     text = told_by(failure)
     return ConfigError(text) if failure.kind == ConfigError.__name__ else PeerError(f"{who}: {text}")
 
 
 def told_by(failure: Failed) -> str:
-    """The peer's words about its failure, without control characters."""
+    """The text of a peer's failure, unprintable characters replaced."""
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in failure.text)

@@ -35,7 +35,7 @@ from amusd.transport.torch_distributed import Backend
 IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.02
 REASON_SECONDS = 1.0
-"""How long the reason may take to arrive after a failed exchange."""
+"""Longest wait for the reason of a failed exchange."""
 
 
 class Leader(ProcessGroup):
@@ -54,7 +54,7 @@ class Leader(ProcessGroup):
             raise
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
-        """Wait until all followers are ready, and form the group. Raises `ConfigError`, or `PeerError` if one fails."""
+        """Wait until all followers are ready, and form the group. Raises `ConfigError`, or `PeerError` if any fails."""
         if missing := self._missing(timeout_seconds):
             raise RankLostError(f"rank {missing[0]} of the target was not ready in {timeout_seconds:g} s")
         self._send(b"form")
@@ -74,7 +74,7 @@ class Leader(ProcessGroup):
             raise self._reason(RankLostError("a rank of the target is gone")) from None
 
     def _has_reported(self, rank: int) -> bool:
-        """Whether a follower has reported: that it is ready, or that another rank is lost. Raises its own failure."""
+        """Whether a follower has reported that it is ready or that another rank is lost. Raises its own failure."""
         try:
             with self._using:
                 message = self._links[rank].receive(0.0)
@@ -84,7 +84,7 @@ class Leader(ProcessGroup):
         except ConfigError as error:
             raise ConfigError(f"rank {rank} of the target: {error}") from None
         if message is None:
-            failure = self._rendezvous.failure(rank, 0.0)  # of a process that has ended before it has come
+            failure = self._rendezvous.failure(rank, 0.0)  # of a process that ended before it connected
             if failure is not None:
                 raise failure
             return False
@@ -93,7 +93,7 @@ class Leader(ProcessGroup):
         return True
 
     def _missing(self, timeout_seconds: float) -> list[int]:
-        """The ranks that have not reported within `timeout_seconds`. Raises the failure of one that has."""
+        """The ranks that have not reported within `timeout_seconds`. Raises a reported failure."""
         deadline = time.monotonic() + timeout_seconds
         waiting = list(self._links)
         while (waiting := [rank for rank in waiting if not self._has_reported(rank)]) and time.monotonic() < deadline:
@@ -128,7 +128,7 @@ class Follower(ProcessGroup):
         self.form(device)
 
     def commands(self) -> Iterator[bytes]:
-        """Yield the leader's messages until it ends."""
+        """Yield messages until the leader ends."""
         while True:
             try:
                 with self._using:
@@ -174,7 +174,7 @@ def command_encoder() -> Callable[[RankCommand, Level | None], bytes]:
 def follow(model: ModelRunner, frames: Iterable[bytes]) -> None:
     """Follow every command on this rank's part of the model.
 
-    Raises `PeerProtocolError` for a malformed one, `PeerError` if another rank is lost.
+    Raises `PeerProtocolError` for a malformed command, `PeerError` if another rank is lost.
     """
     memories: dict[int, list[KVCache]] = {}
 

@@ -3,9 +3,9 @@
     draft  ──Candidate──▶  middle  ──Candidate──▶  target
            ◀───Verdict───          ◀───Verdict───
 
-The middle is its draft's target: its tokens are committed there. If the target rejects some, a new sequence begins with
-the rest, as no verdict takes back committed tokens; the draft reuses its cache. The middle never waits: without
-candidates it drafts alone.
+The middle is the draft's target, and commits its own proposals there. If the real target rejects some, a new sequence
+begins with the rest: no verdict takes back committed tokens. The draft reuses its cache. The middle never waits;
+without candidates it drafts alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from amusd.tracing.recorder import Recorder
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
 SILENCE_SECONDS = 60.0
-"""How long a silent draft still gets every verdict; the middle does not wait for it."""
+"""Seconds for which a silent draft still gets every verdict; the middle never waits."""
 
 
 class RemoteDrafter(Drafter):
-    """One sequence at a draft. Timing changes how much it proposes, not the cascade's text."""
+    """One sequence at a draft. Timing changes the number of proposals, not the cascade's text."""
 
     def __init__(self, client: DraftClient, drafter: str, vocab_size: int) -> None:
         """`drafter`: its name at the draft; `vocab_size`: token ids of the middle are `[0, vocab_size)`."""
@@ -48,7 +48,7 @@ class RemoteDrafter(Drafter):
         self.foresee(())
 
     def foresee(self, path: Sequence[int]) -> None:
-        """Tell the draft of `path`. If it was told another text, open a new sequence."""
+        """Commit `path` at the draft; if the draft has another text, open a new sequence."""
         text, sequence = (*self.committed, *path), self._sequence
         known = () if sequence is None else sequence.session.committed
         if sequence is not None and text[: len(known)] == known:
@@ -83,7 +83,7 @@ class RemoteDrafter(Drafter):
         return sequence
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
-        """Up to `room` tokens that have arrived after `path`, of which the draft is told."""
+        """Commit `path` at the draft; return up to `room` candidates after it."""
         self.foresee(path)
         if self._sequence is None:
             return ()
@@ -91,7 +91,7 @@ class RemoteDrafter(Drafter):
         return self._sequence.session.candidates[:room]
 
     def close(self) -> None:
-        """Forget the sequence, here and there."""
+        """Close the sequence, also at the draft."""
         if self._sequence is not None:
             self._client.close(self._sequence)
             self._sequence = None
@@ -102,7 +102,7 @@ def start_inner(
 ) -> DrafterFactory:
     """Start a process for a cascade's inner drafter, which ends with `running`; return the factory of its drafters.
 
-    Raises `ConfigError` if the two do not fit, `PeerError` if the process does not answer.
+    Raises `ConfigError` if the drafters do not fit, `PeerError` if the process does not answer.
     """
     assert drafter.inner_device is not None
     check_devices([drafter.inner_device])
@@ -113,6 +113,6 @@ def start_inner(
     )
     connection = Connection.to(DraftSource(config), config, running)
     connection.await_first(tokenizer.fingerprint)
-    connection.source = None  # a lost one is not replaced
+    connection.source = None  # a lost draft is not replaced
     client = DraftClient(Recorder("target"), connection)
     return lambda number: [RemoteDrafter(client, stage.kind, middle.num_ids) for _ in range(number)]

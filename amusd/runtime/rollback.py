@@ -1,10 +1,10 @@
-"""The rollback manager takes the tree of a draft and the cache of its drafter back together, or not at all.
+"""The rollback manager rolls back a draft's tree and its drafter's cache together, or neither.
 
     session           [0, base) committed, and a tree after it
     drafter           the same committed tokens, and keys and values of computed nodes
 
-The session takes in a verdict, then the drafter follows. A drafter that fails halfway is opened again with all that is
-committed, and the tree is dropped. If that fails too, the draft ends.
+The session takes in a verdict, then the drafter follows. If the drafter fails, the tree is dropped, and the drafter is
+opened again with the committed tokens. If that fails too, the draft ends.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class RollbackManager:
         self.drafter = drafter
         self.num_looked_up = 0
         self.features: list[Features] = []
-        """Features that have come and were not taken in yet."""
+        """Features that have arrived but were not taken in."""
         self._taken: list[tuple[int, Tensor]] = []
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
 
     def open(self) -> None:
-        """Have the drafter take in the text, and the features of it."""
+        """Give the drafter the committed text and its features."""
         opening = self.session.opening
         self.drafter.set_reference((*opening.token_ids, *opening.reference))
         self.drafter.set_distribution(self.distribution)
@@ -54,12 +54,12 @@ class RollbackManager:
 
     @property
     def has_work(self) -> bool:
-        """Something is worth computing before the next verdict."""
+        """Whether anything is worth computing before the next verdict."""
         return self.session.tree.has_work and self.drafter.is_ready
 
     @property
     def can_wait(self) -> bool:
-        """Whether the target has candidates for several verdicts, so nothing is urgent; not for a chain."""
+        """Whether the next step may wait for a verdict: in a tree whose root has children."""
         return bool(self.session.tree.root.children) and not self.session.tree.is_chain
 
     @property
@@ -68,7 +68,7 @@ class RollbackManager:
         return self.session.base + self.session.tree.num_nodes
 
     def apply(self, verdict: Verdict) -> Transition | None:
-        """Bring everything in line with `verdict`; None when it was stale.
+        """Bring session and drafter in line with `verdict`; None if it was stale.
 
         Raises `PeerProtocolError` for an impossible verdict, which changes nothing, and `AssertionError` when the
         drafter could neither follow nor be opened again.
@@ -79,7 +79,7 @@ class RollbackManager:
         try:
             self.drafter.follow(transition)
             self._catch_up()
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
+        except Exception as error:  # noqa: BLE001 - opening again may mend any failure
             logger.warning("the drafter could not follow a verdict, and is opened again: %r", error)
             logger.debug("the drafter failed here", exc_info=True)
             transition = replace(transition, num_discarded=transition.num_discarded + self.session.tree.drop())
@@ -87,7 +87,7 @@ class RollbackManager:
         return transition
 
     def take_features(self) -> None:
-        """Give the drafter the features of committed tokens. Impossible ones are dropped."""
+        """Give the drafter the features of committed tokens. Invalid features are dropped."""
         due = [message for message in self.features if message.end <= self.session.base]
         self.features = [message for message in self.features if message.end > self.session.base]
         for message in due if due and self._has_room() else ():
@@ -112,15 +112,15 @@ class RollbackManager:
             raise AssertionError(f"the drafter could not be opened again: {error}") from error
 
     def _catch_up(self) -> None:
-        """Check that the drafter has what is committed, and look up what may follow."""
+        """Check that the drafter has the committed tokens, and add looked-up tokens to the tree."""
         if self.drafter.length != self.session.base:
             raise AssertionError(f"drafter holds {self.drafter.length} tokens, session {self.session.base}")
-        if self.distribution.rule != "rejection":  # which takes no token without its distribution
+        if self.distribution.rule != "rejection":  # rejection needs each token's distribution
             self.num_looked_up += self.session.tree.guess_path(*self.drafter.look_up())
 
 
 def _unpack(message: Features) -> Tensor:
-    """The rows of a message, bfloat16 [rows, width]. Raises `ValueError` for what no target sends."""
+    """The rows of a message, bfloat16 [rows, width]. Raises `ValueError` for impossible ones."""
     number = message.end - message.start
     if number < 1 or not message.rows or len(message.rows) % (2 * number):
         raise ValueError(f"{len(message.rows)} bytes are no features of {number} tokens")

@@ -39,8 +39,8 @@ def connect_target(
 ) -> tuple[TargetWorker, Tokenizer]:
     """Load the target, and connect it to the draft, which loads meanwhile. `drafts`: None for no draft.
 
-    What is started ends with `running`. `rendezvous`: as in `Engine.connect`. Raises `ConfigError` if the two cannot
-    work together. If no draft comes for another reason, the target starts alone.
+    The started parts end with `running`. `rendezvous`: as in `Engine.connect`. Raises `ConfigError` if target and
+    draft do not match. If no draft comes for another reason, the target starts alone.
     """
     claim_device(config, "target")
     leader = None
@@ -95,7 +95,7 @@ def load_first_rank(config: EngineConfig, leader: Leader | None) -> tuple[ModelR
 def run_follower(config: EngineConfig, rank: int, rendezvous: Rendezvous) -> None:
     """Run rank `rank` of the target: load its part of the model, and compute the leader's commands.
 
-    Raises the error that it has reported to the leader, unless it is a user's mistake or a lost rank.
+    Reports errors to the leader; raises them, too, except a user's mistake and a lost rank.
     """
     torch.set_num_threads(config.hardware.num_threads)
     size = config.target_tensor_parallel_size
@@ -108,7 +108,7 @@ def run_follower(config: EngineConfig, rank: int, rendezvous: Rendezvous) -> Non
             follow(model, follower.commands())
     except BaseException as error:
         follower.close(error)
-        if not isinstance(error, (PeerLostError, ConfigError)):  # the first rank says those
+        if not isinstance(error, (PeerLostError, ConfigError)):  # the first rank reports these
             raise
     else:
         follower.close()

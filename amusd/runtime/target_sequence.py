@@ -34,7 +34,7 @@ class TargetSequence(ClientSequence):
     view: TargetView
     """The policy's last view."""
     decision: Verify
-    """For the pass under way, or the next one if it begins now."""
+    """Decision for the present pass, or for the next if begun now."""
     block: Block
     """The candidates of the pass under way, or of the last one."""
     finish_reason: FinishReason | None = None
@@ -80,25 +80,25 @@ class TargetSequence(ClientSequence):
 
     @property
     def ended_by(self) -> FinishReason:
-        """Why it ended; aborted unless a token ended it."""
+        """Why the answer ended; aborted unless a token ended it."""
         return self.finish_reason or "aborted"
 
     @property
     def is_prefilled(self) -> bool:
-        """The cache holds the prompt."""
+        """Whether the cache holds the prompt except its last token."""
         return self.cache.length >= len(self.request.prompt) - 1
 
     @property
     def kept(self) -> Sequence[int]:
         """The tokens whose keys and values may serve another sequence.
 
-        With `fixed` the prompt alone: rows of the answer come from passes that verify, and have other bits.
+        With `fixed` the prompt alone: the answer's rows come from verifying passes and have other bits.
         """
         known = self.request.prompt if self.model.numerics.fixed else self.session.committed
         return known[:-1][: self.cache.length]
 
     def num_held_features(self, incarnation: int) -> int:
-        """Number of first positions whose features the draft keeps from the sequence before this one.
+        """Number of leading positions whose features the draft keeps from the sequence before this one.
 
         The last position does not count, since drafters wait for its features.
         """
@@ -141,7 +141,7 @@ class TargetSequence(ClientSequence):
     def decide(self, waited_ns: int, *, has_draft: bool) -> Decision:
         """Ask the policy about the next pass, which could have begun `waited_ns` ago.
 
-        `has_draft`: a draft that is not silent works on the sequence. Without one the target never waits, and sends
+        `has_draft`: a draft that is not silent works on the sequence. Without a draft the target never waits, and sends
         every verdict, so that a draft can join again.
         """
         max_rows = self.model.numerics.max_rows(self.session.committed_length - 1)
@@ -167,18 +167,18 @@ class TargetSequence(ClientSequence):
         return self.verifier.rows(self.block)
 
     def commit(self, output: ModelOutput) -> PassOutcome:
-        """Judge the candidates of the pass; make final what is accepted, and the target's own token after it.
+        """Judge the pass's candidates; commit the accepted ones and the target's own token after them.
 
-        The answer may end before that. Raises `NotFiniteError`, after which nothing more is final.
+        The answer may end before that token. Raises `NotFiniteError`, and then commits nothing.
         """
         return self._finish(self.verifier.judge(self.session, self.block, output))
 
     def commit_again(self) -> PassOutcome:
-        """Make the pass again, without candidates, and commit its token. Raises `NotFiniteError` as `commit`."""
+        """Repeat the pass without candidates, and commit its token. Raises `NotFiniteError` as `commit`."""
         return self._finish(self.verifier.judge_again(self.session, self.block))
 
     def _finish(self, acceptance: Acceptance) -> PassOutcome:
-        """Make accepted tokens final, up to the answer's end, and cut the cache back to them."""
+        """Commit accepted tokens up to the answer's end, and truncate the cache."""
         texts, self.finish_reason = self.stop.push(acceptance.token_ids)
         token_ids = acceptance.token_ids[: len(texts)]
         num_accepted = min(acceptance.num_accepted, len(texts))
@@ -191,7 +191,7 @@ class TargetSequence(ClientSequence):
         return outcome
 
     def summary(self) -> dict[str, Any]:
-        """Fields of its event `sequence`."""
+        """Fields of the event `sequence`."""
         request = self.request
         return {
             "policy": request.policy.name,

@@ -39,11 +39,11 @@ class TargetWorker:
     prefix_caching: bool = True
     counts: TargetCounts = field(default_factory=TargetCounts)
     sequences: list[TargetSequence] = field(default_factory=list)
-    """The open ones, in the order of their admission."""
+    """Open sequences, in the order of admission."""
     _free_caches: dict[KVCache, TargetSequence | None] = field(init=False)
-    """The least recently used first, each with the ended sequence whose keys and values it still holds."""
+    """Free caches, least recently used first, each with the ended sequence whose keys and values it holds."""
     _free_observers: list[Observer] = field(init=False)
-    """The most recently used last."""
+    """Free observers, most recently used last."""
     _last_step_ns: tuple[int, int] = (0, 0)
     """When the last step began and ended."""
 
@@ -59,11 +59,11 @@ class TargetWorker:
 
     @property
     def has_room(self) -> bool:
-        """A sequence can be admitted."""
+        """Whether a sequence can be admitted."""
         return bool(self._free_caches)
 
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
-        """Begin a sequence; only where the worker `has_room`."""
+        """Begin a sequence. Call it only if `has_room`."""
         cache, num_cached = self._find_cache(request.prompt)
         number, start_ns, observer = self.client.next_sequence_id, self.recorder.now_ns(), self._free_observers[-1]
         sequence = TargetSequence(request, stop, self.model, cache, observer, sequence_id=number, start_ns=start_ns)
@@ -79,9 +79,9 @@ class TargetWorker:
         return sequence
 
     def _find_cache(self, prompt: Sequence[int]) -> tuple[KVCache, int]:
-        """A free cache for `prompt`, and how many of the prompt's tokens it holds, the last excepted.
+        """Find a free cache for `prompt`; return it, and how many of the prompt's tokens it holds, the last excepted.
 
-        The cache that holds most of them wins if they are half of its tokens or more; else the least recently used one.
+        The cache with most of these tokens is taken if they are at least half of its own; else the least recently used.
         With `fixed` only whole chunks are reused, since the bits of a partial chunk depend on its length.
         """
         chunk = self.model.numerics.prefill_chunk if self.model.numerics.fixed else 1
@@ -106,7 +106,7 @@ class TargetWorker:
         self._last_step_ns = start_ns, self.recorder.now_ns()
 
     def end(self, sequence: TargetSequence) -> None:
-        """End a sequence now, whatever is left of it. Idempotent."""
+        """End a sequence at once, finished or not. Idempotent."""
         if sequence in self.sequences:
             self._close(sequence)
         self.client.forget(sequence)
@@ -116,7 +116,7 @@ class TargetWorker:
         self.client.next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
-        """End the session of the draft, and free the CUDA graphs, since a group of NCCL ends only without them."""
+        """End the draft's session, and free the CUDA graphs: an NCCL group cannot end while they exist."""
         self.client.connection.shut_down()
         for cache in (*self._free_caches, *(sequence.cache for sequence in self.sequences)):
             cache.captured = None
@@ -163,7 +163,7 @@ class TargetWorker:
         return [sequence for sequence in self.sequences if sequence.is_prefilled]
 
     def _decide(self, working: Sequence[TargetSequence]) -> None:
-        """Drain what has arrived and ask each policy, until the summed worth of waiting is not positive."""
+        """Take in messages and ask each policy, until the summed worth of waiting is not positive."""
         ready_ns = self.recorder.now_ns()
         if self.client.look_for_next():
             self._send_features(working)
@@ -197,9 +197,9 @@ class TargetWorker:
     def _commit(
         self, working: Sequence[TargetSequence], outputs: Sequence[ModelOutput]
     ) -> dict[TargetSequence, PassOutcome]:
-        """Have each sequence judge its candidates, and make tokens final.
+        """Judge the candidates of each sequence, and commit tokens.
 
-        A sequence with logits that are not finite gets a pass of its own; if that fails, it ends with no outcome.
+        A sequence with logits that are not finite gets a pass of its own; if that fails, it ends without an outcome.
         """
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
         outcomes: dict[TargetSequence, PassOutcome] = {}
@@ -225,7 +225,7 @@ class TargetWorker:
             self.client.send_verdict(sequence)
 
     def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
-        """Send the draft the hidden states that its drafters read of committed tokens: one copy from a GPU for all."""
+        """Send the draft the features of committed tokens, with one copy from the GPU for all sequences."""
         columns_of = self.model.feature_columns
         reading = [sequence for sequence in sequences if sequence.request.drafter in columns_of]
         lacking = {each: self.client.features_due(each, each.cache.length) for each in reading}

@@ -1,4 +1,4 @@
-"""One target pass: what it computes, and which of its tokens become final."""
+"""One target pass: the rows to compute, and the tokens to commit."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Verifier:
         self._cache = cache
         self._request = request
         self.scores: Sequence[tuple[float, TopLogprobs]] = ()
-        """Log-probability of each token last judged, and the most likely in its place; empty unless asked for."""
-        # None where each token is that of the largest logit: then logits need not leave the device.
+        """Log-probability of each token of the last pass, and the likeliest in its place; empty unless asked for."""
+        # None if each token is that of the largest logit: then logits stay on the device.
         self._sampler: SequenceSampler | None = None
         distribution, is_scored = request.distribution, request.logprobs
         if is_scored or not distribution.is_argmax:
@@ -63,7 +63,7 @@ class Verifier:
             self._sampler = make(distribution, state, request.prompt, sequence=number, is_scored=is_scored)
 
     def begin(self, session: TargetSession, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
-        """The next block, with up to `breadth` candidates of a position, as far as the pass has room."""
+        """The next block, with up to `breadth` candidates at each position, as far as the pass has room."""
         if self._sampler is not None and self._sampler.needs_context:
             self._sampler.see(session.committed)
         if breadth > 1:
@@ -103,7 +103,7 @@ class Verifier:
         Raises `NotFiniteError` if a logit that counts is not finite.
         """
         judged, draft_probs = session.to_judge()
-        judged = judged[: len(block.token_ids)]  # a pass that is made again has fewer rows
+        judged = judged[: len(block.token_ids)]  # a repeated pass has fewer rows
         if isinstance(self._sampler, RatioTest):
             return self._by_ratio(self._sampler, block.start, output, judged, draft_probs[: len(judged)])
         with_late = block if block.alternatives else replace(block, candidates=judged)

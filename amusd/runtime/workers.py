@@ -25,7 +25,7 @@ from amusd.types import Role
 
 @dataclass(eq=False)
 class Rendezvous:
-    """Where the ranks of one target meet, and the processes of those that were started here. For several threads."""
+    """The place where one target's ranks meet, and the processes of ranks started here. For several threads."""
 
     address: str
     """A private folder on one machine, else `tcp://HOST:PORT`, where rank R uses port PORT + R."""
@@ -42,7 +42,7 @@ class Rendezvous:
         return [other.pid for other in self.others]
 
     def failure(self, rank: int, timeout: float, /) -> RankLostError | None:
-        """The error of a rank's process that was started here and fails within `timeout` seconds; None: it did not."""
+        """The error of a rank's process that was started here, if it fails within `timeout` seconds; else None."""
         end = self.others[rank - 1].ended(timeout) if self.others else None
         return RankLostError(end.in_words(f"rank {rank} of the target")) if end is not None and end.code else None
 

@@ -23,7 +23,7 @@ Kind = TypeVar("Kind", bound=Event)
 def calibrate(run_directory: Path, drafter: str) -> tuple[Costs, tuple[Trace, ...], float | None]:
     """Costs of a run, a trace for each sequence in which a draft token was compared, and `accept_next` if known.
 
-    `drafter`: whose sequences count. Raises `ConfigError` if the events do not suffice.
+    `drafter`: the one whose sequences count. Raises `ConfigError` if the events do not suffice.
     """
     try:
         timeline = read_timeline(run_directory)
@@ -81,9 +81,9 @@ def _costs_of(parts: Sequence[Timeline]) -> Costs:
 def _steps(
     sequences: Sequence[Sequence[Event]], target_works_at: Callable[[int], bool]
 ) -> Iterator[tuple[int, bool, int]]:
-    """Each draft step: its tokens, whether the target worked meanwhile, nanoseconds until the next can start.
+    """Each draft step: number of tokens, whether the target worked, nanoseconds until the next step can start.
 
-    The pause between two steps is measured where no message lies between them.
+    The pause is the median of pairs of steps with only sent messages between.
     """
     pause = _median(
         following.start_ns - event.end_ns
@@ -97,7 +97,7 @@ def _steps(
 
 
 def _pauses(part: Timeline) -> Iterator[tuple[bool, int]]:
-    """Yield for each two passes whether there is a draft, and the host's time between them."""
+    """Yield for successive passes whether there is a draft, and the host's time between."""
     last: Event | None = None
     waited_ns = 0
     for event in part.target:
@@ -172,8 +172,8 @@ def _median(values: Iterable[int]) -> int | None:
 def _trace_of(part: Timeline) -> Trace:
     """For each position, whether the draft's own token was the target's; None if unknown.
 
-    A pass compares them up to the first rejected candidate. A token that was committed before the draft's own arrived
-    is compared when its verdict comes. A draft that proposed nothing was wrong.
+    A pass compares tokens up to the first rejected candidate. A token committed before the draft's own arrived is
+    compared by its verdict. A step without a proposal counts as wrong.
     """
     passes = part.passes
     if not passes:
@@ -203,7 +203,7 @@ def _trace_of(part: Timeline) -> Trace:
 
 
 def _accept_next_of(parts: Sequence[Timeline]) -> float | None:
-    """How likely each further guess is right if those before it are wrong; None if no tree shows it.
+    """Probability that a further guess is right if earlier ones are wrong; None if no tree shows it.
 
     After a rejected candidate, the draft had the target's token if another guess was right. All further guesses are
     taken to be equally good.
@@ -221,5 +221,5 @@ def _hits(part: Timeline) -> Iterator[bool]:
     for done in part.passes:
         if done.num_accepted_alternatives:
             yield True
-        if done.has_rejected and num_adopted.get(done.committed_length, 2) < 2:  # else it had not guessed there
+        if done.has_rejected and num_adopted.get(done.committed_length, 2) < 2:  # else the draft had no guess there
             yield num_adopted[done.committed_length] == 0

@@ -3,8 +3,8 @@
 Times are whole nanoseconds, so that runs repeat exactly. The target is the main program; whenever its time passes, the
 draft works until it has caught up. At equal times the draft acts first.
 
-The draft acts while the target's messages are known. Beyond that time `NotYet` is raised before any change, and the act
-begins again later.
+The draft acts up to the time for which the target's messages are known. Beyond it `NotYet` is raised before any change,
+and the act begins again later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NotYet(Exception):  # noqa: N818 - nothing is wrong
 
 @dataclass
 class Direction:
-    """One direction of a link. Messages arrive in order, each `delay` after its sending or with the one before."""
+    """One direction of a link. Messages arrive in order, each `delay` after sending, or with its predecessor."""
 
     delay: Duration
     random: Random
@@ -37,7 +37,7 @@ class Direction:
 
     @property
     def next_ns(self) -> float:
-        """The time when the next message arrives; infinite if none is on its way."""
+        """Arrival time of the next message; infinite if none is on its way."""
         return self._on_their_way[0][0] if self._on_their_way else math.inf
 
     def send(self, now_ns: int, message: Message) -> None:
@@ -140,7 +140,7 @@ class VirtualTime:
         return message
 
     def finish(self) -> None:
-        """Have the draft receive everything that is on its way."""
+        """Have the draft receive all messages on their way."""
         while self.to_draft.next_ns < math.inf:
             self._run_draft(max(int(self.to_draft.next_ns), self.draft_ns))
 

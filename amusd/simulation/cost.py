@@ -1,4 +1,4 @@
-"""The times of each piece of work, in whole nanoseconds: measured lists, or one with a spread."""
+"""Durations of each kind of work, in whole nanoseconds: measured lists, or one with a spread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Duration:
     spread: float = 0.0
     """Relative standard deviation of a uniform distribution around the sample."""
     together: tuple[int, ...] = ()
-    """Nanoseconds while the other worker works; empty: no others."""
+    """Nanoseconds while the other worker works; empty: as `samples`."""
 
     @classmethod
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Duration:
@@ -69,15 +69,15 @@ class Costs:
     draft_sequence_ns: int = 0
     """Added to a draft step for each sequence beyond the first."""
     knee_rows: int | None = None
-    """Rows beyond which time is in proportion: computing outlasts reading the weights."""
+    """Rows beyond which time is in proportion: computing takes longer than reading weights."""
     host: Duration = NOTHING
-    """The target's host after each pass; `together`: with a draft."""
+    """The target's host time after each pass; `together`: with a draft."""
     target_prefill: Duration = NOTHING
     draft_prefill: Duration = NOTHING
     advance: Duration = NOTHING
-    """Taking in a verdict that throws nothing away."""
+    """Taking in a verdict that discards nothing."""
     rollback: Duration = NOTHING
-    """Taking in a verdict that throws something away."""
+    """Taking in a verdict that discards nodes."""
     to_target: Duration = NOTHING
     to_draft: Duration = NOTHING
 

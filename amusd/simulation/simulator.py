@@ -1,7 +1,7 @@
 """Simulates one schedule on given answers and costs: the real workers on virtual time.
 
 Model and drafter only cost time; the answer is given. The drafter is equally likely to be right at every position,
-unlike a real one.
+unlike a real drafter.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Outcome:
     timeline: Timeline
     num_slots: int
     tokens_per_second: float
-    """Speed of all slots until the batch shrinks for want of answers. Time between two answers does not count."""
+    """Speed of all slots while the batch is full. Time between two answers does not count."""
 
     @property
     def metrics(self) -> GenerationMetrics:
@@ -96,7 +96,7 @@ class Simulator:
         """Decode all answers, `batch_size` at a time, under the schedule of `decoding`.
 
         The events are in the outcome, and written to `events_folder`, if any. Raises `ConfigError` for a mistake in a
-        policy of a user's own.
+        user's policy.
         """
         clock = VirtualTime(
             Direction(self.costs.to_draft, self._random("to draft")),
@@ -201,7 +201,7 @@ class ScriptedModel:
         self.numerics = Numerics(self.width, fixed=False, has_borders=False, prefill_chunk=MANY, num_tracks=MANY)
 
     def new_caches(self, num_caches: int, capacity: int) -> Sequence[ScriptedCache]:
-        """One for each sequence at work."""
+        """Make `num_caches` caches."""
         return [ScriptedCache(capacity) for _ in range(num_caches)]
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
@@ -239,7 +239,7 @@ class ScriptedModel:
 
 
 class ScriptedDrafter(Drafter):
-    """Drafts chains and trees, right where the answer says so."""
+    """Drafts chains and trees; the answer says where a token is right."""
 
     def __init__(self, clock: VirtualTime, simulator: Simulator, random: Random) -> None:
         self._clock, self._simulator, self._random = clock, simulator, random
@@ -257,7 +257,7 @@ class ScriptedDrafter(Drafter):
 
     @classmethod
     def step(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """One step."""
+        """See `Drafter`."""
         found: list[Sequence[Guesses]] = [drafter.guesses(part) for drafter, part in zip(drafters, parts, strict=True)]
         drafters[0].spend([len(guesses) for guesses in found])
         return found
@@ -270,7 +270,7 @@ class ScriptedDrafter(Drafter):
         return [self._guesses[position + 1 - self._first] for position in positions]
 
     def spend(self, nums: Sequence[int]) -> None:
-        """Let the time of a step pass with so many nodes of each tree, or tokens of each chain."""
+        """Spend the time of a step; `nums`: nodes of each tree, or tokens of each chain."""
         costs, random, clock = self._simulator.costs, self._step_random, self._clock
         if self.fan_out == 1:
             going_on = (sum(num > index for num in nums) for index in range(max(nums)))
@@ -280,7 +280,7 @@ class ScriptedDrafter(Drafter):
         clock.draft_ns += ns
 
     def follow(self, transition: Transition) -> None:
-        """Take a verdict in."""
+        """Take in a verdict."""
         super().follow(transition)
         costs = self._simulator.costs
         duration = costs.rollback if transition.num_discarded else costs.advance

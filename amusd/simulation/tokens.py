@@ -35,7 +35,7 @@ def draft_token(position: int, is_right: bool, place: int) -> int:
 def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Script, ...]:
     """Make answers in which exactly a share `accept` of all tokens is right, in runs of random order.
 
-    There are as many runs of each length as on average, so a few answers suffice.
+    Each length of run occurs as often as expected, so a few answers suffice.
     """
     answers = []
     num_right = [round(accept * num_tokens * number) for number in range(num_answers + 1)]
@@ -85,7 +85,7 @@ def all_guesses(
 
 
 def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Script, ...]:
-    """Answers like the traces, which have known tokens each; unknown ones are drawn at the rate of the known."""
+    """Answers like the traces; unknown tokens are drawn at the rate of each trace's known ones."""
     answers = []
     for index, trace in enumerate(traces):
         rate = statistics.fmean(known for known in trace if known is not None)

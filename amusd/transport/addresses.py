@@ -1,4 +1,4 @@
-"""Addresses of links: which ones there are, and which ones stay on this machine."""
+"""Addresses of links: the valid ones, and those that stay on this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from amusd.errors import ConfigError, first_line
 
 
 def check_address(address: str, *, beyond: bool, to_bind: bool, key: str = "transport.address") -> tuple[str, bool]:
-    """An address as libzmq binds or connects it, and whether it stays on this machine. Raises ConfigError.
+    """Return an address in libzmq's form, and whether it stays on this machine. Raises ConfigError.
 
-    `beyond`: allow addresses beyond this machine. `to_bind`: allow a free port. `key`: the setting that names it.
+    `beyond`: allow addresses beyond this machine. `to_bind`: allow a free port. `key`: the setting's name.
     """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
@@ -41,7 +41,7 @@ def address_towards(address: str) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(place)  # a datagram socket: nothing is sent
             return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:  # ValueError: no host has a name like this
+    except (OSError, ValueError) as error:  # ValueError: not a host name
         raise ConfigError(f"transport.address={address}: {first_line(error)}") from None
 
 

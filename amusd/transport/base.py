@@ -33,18 +33,18 @@ class Link(Protocol):
 
     Guarantees of every implementation (`tests/transport/test_contract.py` runs them all):
 
-    * The connecting end speaks first: the other one sends nothing before a message has come.
+    * The connecting end sends first: the listening end sends nothing before a message has come.
     * Order is kept per direction. A message arrives once or not at all, and never altered.
     * Sending never blocks on the peer: it queues or raises.
     * Nothing waits without a deadline.
-    * What arrives malformed, or belongs to another session, is counted and dropped: a bad frame never ends a worker.
+    * A malformed frame, or one of another session, is counted and dropped: a bad frame never ends a worker.
     * One thread at a time uses an end.
     """
 
     address: str = "memory://"
     """Address of the listening end: `tcp://HOST:PORT`, or `shm`, `ipc`, `gloo` or `nccl` with `://PATH`."""
     refusal: str | None = None
-    """Why a peer that tried to connect was refused, as one line."""
+    """One line: why a connection was refused."""
 
     @abstractmethod
     def send(self, message: Message) -> None:
@@ -54,7 +54,7 @@ class Link(Protocol):
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds (0 polls).
 
-        Raises `PeerLostError` once the peer is gone and all that it sent was handed over, and `ConfigError` for a
+        Raises `PeerLostError` once the peer is gone and all its messages are received, and `ConfigError` for a
         message of another protocol version.
         """
 
@@ -67,7 +67,7 @@ class Link(Protocol):
         self.close()
 
     def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - some links count messages, not bytes
-        """Whether so many bytes can be queued before the peer reads more. A loss does not show here."""
+        """Whether `num_bytes` can be queued before the peer reads more. A loss raises nothing here."""
         return True
 
 
@@ -77,7 +77,7 @@ class Transport(Link):
     num_rejected = 0
     """Frames that were dropped, and connections that were refused."""
     answer_to_others: Message | None = None
-    """The answer of a ZeroMQ link to anyone but its peer; None: no answer."""
+    """A ZeroMQ link's answer to all but its peer; None: no answer."""
     clock = MONOTONIC
     delay_seconds = 0.0
     """Least time from sending to receipt, between processes of one machine, which share a clock."""
@@ -89,7 +89,7 @@ class Transport(Link):
         self._next: Message | None = None
         """The next message, while it is not due; later ones wait in the link."""
         self._due = 0.0
-        """When it may be received, in seconds of the clock."""
+        """When `_next` may be received, in seconds of the clock."""
 
     def send(self, message: Message) -> None:
         """See `Link`."""
@@ -138,8 +138,8 @@ class Transport(Link):
         return message
 
     def reject(self, reason: str) -> None:
-        """Count something that was dropped."""
-        # the first one is news; a flood of them must not fill the log
+        """Count a dropped frame or connection."""
+        # only the first is a warning: a flood must not fill the log
         level = logging.DEBUG if self.num_rejected else logging.WARNING
         self.num_rejected += 1
         logger.log(level, "%s: refused: %s", self.address, reason)

@@ -3,8 +3,8 @@
     target.key  target.key_secret     the end that connects
     draft.key   draft.key_secret      the end that listens
 
-A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The draft lets in the owner of `target.key`,
-the target talks to the owner of `draft.key`. A machine needs its own role's secret and the other role's public key.
+A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The draft lets in the owner of `target.key`;
+the target trusts the owner of `draft.key`. A machine needs its own role's secret and the other role's public key.
 Ranks of one target share its secret.
 """
 
@@ -22,7 +22,7 @@ from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.types import Role
 
-_DOMAIN = "amusd"  # libzmq's name for the list of keys; without one it lets in every valid key
+_DOMAIN = "amusd"  # libzmq's name for the list of keys; without one every valid key is let in
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Keys:
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: Keys, *, listens: bool) -> ThreadAuthenticator | None:
-    """Have an unbound or unconnected socket talk to the owner of `keys.peer` alone.
+    """Restrict an unbound or unconnected socket to the owner of `keys.peer`.
 
     Returns the authenticator of a listening socket, to be stopped when the socket closes. Raises ZMQError for bad keys.
     """
@@ -59,7 +59,7 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys, *, listens: bool) -> ThreadA
 
 
 def write_keys(folder: Path) -> None:
-    """Make a pair of keys for each role in a new folder. Raises ConfigError if it exists."""
+    """Make a pair of keys for each role in a new or empty folder. Raises ConfigError for another."""
     make_new_folder(folder, 0o700)
     try:
         folder.chmod(0o700)
@@ -82,7 +82,7 @@ def read_keys(folder: Path, role: Role) -> Keys:
 
 
 def _read(path: Path) -> tuple[bytes, bytes]:
-    """Public and secret key of a file; the secret is empty in a `.key` file. Raises ConfigError, without quoting it."""
+    """Public and secret key of a file; the secret is empty in a `.key` file. Raises ConfigError, quoting no key."""
     try:
         public, secret = load_certificate(path)
     except (OSError, ValueError, IndexError):

@@ -41,7 +41,7 @@ ON_ONE_MACHINE: Mapping[str, TransportConfig] = {
 
 @contextmanager
 def link_address(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Iterator[str]:
-    """The address of the link: that of `config`, or a private one, which is removed. Raises ConfigError."""
+    """Yield the link's address: `config`'s, or a private one, removed afterwards. Raises ConfigError."""
     if config.address is not None:
         yield config.address
         return
@@ -66,7 +66,7 @@ def address_in(folder: str, config: TransportConfig, devices: tuple[str, str] = 
 
 
 def is_removed(address: str) -> bool:
-    """Whether the folder of this socket file is gone: the process that made it has ended."""
+    """Whether the folder of this socket file is gone: the folder's maker has ended."""
     scheme, _, path = address.partition("://")
     return scheme != "tcp" and not Path(path).parent.exists()
 
@@ -108,7 +108,7 @@ def _end(
 
 
 def numbered_link(config: TransportConfig, address: str, number: int, *, listens: bool) -> ZeroMQTransport:
-    """One end of a link between two ranks of the target. With keys, both ends prove over TCP to own the target's.
+    """One end of a link between two ranks of the target. With keys, both ends prove over TCP to own the target's keys.
 
     `address`: a private folder, or `tcp://HOST:PORT`; the link's port is PORT + `number`. Raises ConfigError.
     """

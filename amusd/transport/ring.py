@@ -5,13 +5,13 @@ The memory has two areas. Each end writes its own area and maps the other one re
     offset  size  content
     0       8     written position: bytes that its owner has written into this ring since the start
     64      8     read position: bytes that its owner has read from the other end's ring since the start
-    a page  -     the ring; a record that reaches its end goes on at its beginning
+    a page  -     the ring; a record that reaches the end goes on at the beginning
 
 A record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. The writer stores the written position last, in
-one aligned store: if it is killed before, the reader sees no part of the record. Other CPUs than x86 may show the
-position first; until the record follows, its checksum, of the position too, is wrong.
+one aligned store: if killed before, it leaves no visible part of the record. CPUs other than x86 may show the position
+first; until the record is visible, the checksum, which covers the position too, is wrong.
 
-The reader checks every position and length that the other end has written before it uses it.
+The reader checks every position and length from the other end before using it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from amusd.errors import PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 
 CONTROL_BYTES = mmap.PAGESIZE
-"""Bytes before the ring; its words are a cache line apart, since both processes use them at once."""
+"""Bytes before the ring; the positions are a cache line apart, since both processes use them at once."""
 RING_BYTES = 2 * MAX_FRAME_BYTES + mmap.PAGESIZE
-"""Two of the longest frames, or a hundred thousand candidates; unused pages cost nothing."""
+"""Room for two of the longest frames, or 100,000 candidates; unused pages cost nothing."""
 AREA_BYTES = CONTROL_BYTES + RING_BYTES
 
 _WRITTEN, _READ = 0, 8  # indices of 64-bit words
 _HEADER = struct.Struct("<II")
-_VISIBLE_SECONDS = 0.00002  # for a record that seems damaged; what its writer stored becomes visible within less
+_VISIBLE_SECONDS = 0.00002  # wait for a record that seems damaged; stores become visible sooner
 
 
 def make_memory() -> int:
@@ -66,7 +66,7 @@ class Rings:
         return cls(own, mmap.mmap(descriptor, AREA_BYTES, prot=mmap.PROT_READ, offset=place))
 
     def close(self) -> None:
-        """Unmap both. Idempotent. The other end can still take what was put."""
+        """Unmap both. Idempotent. The other end can still take frames."""
         for memory in (self._own_words, self._their_words):
             memory.release()
         for area in (self._own, self._theirs):
@@ -89,7 +89,7 @@ class Rings:
             own[start:] = record[:room]
             own[CONTROL_BYTES : CONTROL_BYTES + len(record) - room] = record[room:]
         self._written = end
-        self._own_words[_WRITTEN] = end  # last: only now there is a record
+        self._own_words[_WRITTEN] = end  # last: this makes the record visible
         return True
 
     def has_room(self, num_bytes: int) -> bool:
@@ -98,13 +98,13 @@ class Rings:
         return self._written + taken - self._read_position() <= _ring_bytes(self._own)
 
     def has_news(self) -> bool:
-        """Whether `take` has something to look at."""
+        """Whether the other end has written something new."""
         return self._their_words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:
         """The next frame; None without one, empty for a damaged record.
 
-        Raises PeerLostError for an impossible position or length: nothing after it can be found.
+        Raises PeerLostError for an impossible position or length: no later record can be found.
         """
         position, theirs = self._read, self._theirs
         num_bytes = self._their_words[_WRITTEN] - position
@@ -129,7 +129,7 @@ class Rings:
         return frame
 
     def _fail(self, reason: str) -> NoReturn:
-        """Treat the other end as lost, for it has written something impossible."""
+        """Count the other end as lost: it has written something impossible."""
         self._failure = reason
         raise PeerLostError(reason)
 

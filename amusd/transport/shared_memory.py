@@ -1,7 +1,7 @@
 """A link between two processes of one machine: a ring of shared memory in each direction, and a socket for wake-ups.
 
-* They meet at a socket file in a private folder. The connecting end makes the memory and hands it over; then the file
-  is removed. A listening end that is killed leaves the file behind, and the next one takes its place.
+* The ends meet at a socket file in a private folder. The connecting end makes the memory and hands it over; then the
+  file is removed. A killed listening end leaves the file behind, and the next one replaces it.
 * The peer can read a message as soon as `send` has returned.
 * A receiver spins (`base.spin_then_sleep`), then sleeps until the socket has a byte: each message sends one.
 * The socket ends with the peer's process. A stopped process is slow, not lost.
@@ -30,7 +30,7 @@ class SharedMemoryTransport(Transport):
     """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
     def __init__(self, address: str, nonce: int | None, connection: socket.socket, rings: Rings | None = None) -> None:
-        """`connection`: the socket to the peer; without `rings` the listening one, whose peer brings them."""
+        """`connection`: the socket to the peer; without `rings`, the listening socket, whose peer brings the rings."""
         super().__init__(address, nonce)
         self._rings = rings
         self._connection = connection
@@ -87,16 +87,16 @@ class SharedMemoryTransport(Transport):
         try:
             self._connection.send(b"\0")
         except BlockingIOError:
-            pass  # there are bytes enough to wake it
+            pass  # unread bytes wake the peer
         except OSError:
-            self._lose(CLOSED_BY_PEER)  # the next call raises it
+            self._lose(CLOSED_BY_PEER)  # the next call raises
 
     def has_room(self, num_bytes: int) -> bool:
         """See `Transport`."""
         try:
             return self._loss is not None or self._rings is None or self._rings.has_room(num_bytes)
         except PeerLostError:
-            return True  # `send` says what is wrong
+            return True  # `send` raises the reason
 
     def receive_frame(self, timeout: float) -> bytes | None:
         """See `Transport`."""
@@ -107,7 +107,7 @@ class SharedMemoryTransport(Transport):
             now = time.monotonic()
             if now >= self._next_look:
                 self._look()
-                if self._has_news():  # what the peer sent before it closed
+                if self._has_news():  # frames sent before the peer closed
                     continue
                 if self._loss is not None:
                     raise PeerLostError(self._loss)
@@ -118,7 +118,7 @@ class SharedMemoryTransport(Transport):
         return frame
 
     def close(self) -> None:
-        """See `Link`. The peer keeps what was sent to it."""
+        """See `Link`. The peer can still read sent frames."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,12 +1,12 @@
 """A link over `torch.distributed` between two processes of one machine: gloo, or gloo with long frames by NCCL.
 
 * The ends meet by a file store in a private folder, so no stranger can connect. Gloo listens on loopback.
-* A frame travels after its length (uint32, little-endian) in a block of `BLOCK_BYTES`. One that is too long follows the
-  block as a body, so that the receiver knows what to wait for. With `nccl` bodies go from device to device. A posted
-  receive is a kernel that spins on the device, so it is posted only after the block has come.
-* Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
-  see bounded queues, and never wait for the peer.
-* A closing peer says goodbye; a dying process ends its connections. A stopped process is slow, not lost.
+* A frame follows its length (uint32, little-endian) in a block of `BLOCK_BYTES`. A longer frame follows the block as a
+  body, whose size the receiver then knows. With `nccl` bodies go from device to device. A posted receive is a kernel
+  that spins on the device, so it is posted only after the block has come.
+* Gloo has no polling receive, and a send ends only when the peer receives. So a thread sends and another receives; the
+  methods use bounded queues, and never wait for the peer.
+* A closing peer sends a goodbye; a dying process ends its connections. A stopped process is slow, not lost.
 * `close` may leave a thread behind that forms groups (`FORM_SECONDS`), or that sends to a peer that has closed.
 """
 
@@ -35,7 +35,7 @@ from amusd.transport.base import CLOSED, CLOSED_BY_PEER, MAX_QUEUED_MESSAGES, Tr
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
 BLOCK_BYTES = 4096
-"""Fits all but prompts, long reports and rows of probabilities."""
+"""Holds all frames but prompts, long reports and rows of probabilities."""
 CLOSE_SECONDS = 2.0
 """How long `close` waits for the last messages to leave."""
 FORM_SECONDS = 30.0
@@ -49,7 +49,7 @@ NCCL_SETTINGS = {
 """Environment variables that torch's NCCL groups read when made, for links and ranks.
 
 TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends the transfer, not the process as with 1 (torchrun's). The
-others: no thread polls the ranks' file, which is gone, or writes traces to /tmp.
+others prevent threads that poll the ranks' file, which is gone, or write traces to /tmp.
 """
 
 MAX_WAITING = 16
@@ -60,7 +60,7 @@ _GOODBYE = 0xFFFFFFFF
 _BLOCK_TAG, _BODY_TAG = range(2)
 _NO_TAG = 2**16  # no message has it
 _FOREVER = timedelta(days=365)
-_MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
+_MEET_SECONDS = 0.01  # between two looks for the peer
 _JOIN_SECONDS = 1.0  # how long a thread may take to end after its waits are interrupted
 _c10d: Any = distributed  # its type stubs lack most names that are used here
 
@@ -81,7 +81,7 @@ class Bodies:
             self.group.send([tensor], peer, _BODY_TAG).wait(self.patience)
 
     def receive(self, num_bytes: int, peer: int) -> bytes:
-        """Receive a body of that many bytes. Raises RuntimeError."""
+        """Receive a body of `num_bytes`. Raises RuntimeError."""
         with self.on_stream():
             tensor = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
             self.group.recv([tensor], peer, _BODY_TAG).wait(self.patience)
@@ -100,12 +100,12 @@ class TorchDistributedTransport(Transport):
         self._rank, self._peer = rank, 1 - rank
         self._outbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_MESSAGES)
         self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_MESSAGES)
-        """Each ends with a None."""
+        """Both queues end with a None."""
         self._loss: str | None = None
         self._blocks: Any = None
-        """The group of gloo, once the peer has come."""
+        """Gloo's group, once the peer has come."""
         self._bodies: dict[int, Bodies] = {}
-        """By the sender's rank."""
+        """Bodies by the sender's rank."""
         self._is_closing = False
         self._sender = threading.Thread(target=self._run_sender, name=f"{self._backend}-send", daemon=True)
         self._reader = threading.Thread(target=self._run_reader, name=f"{self._backend}-receive", daemon=True)
@@ -154,7 +154,7 @@ class TorchDistributedTransport(Transport):
 
     def _end_sending(self, reason: str) -> None:
         self._loss = self._loss or reason
-        with suppress(queue.Full):  # then the sender does not wait for more
+        with suppress(queue.Full):  # full: the sender needs no wake-up
             self._outbox.put_nowait(None)
 
     def _run_sender(self) -> None:
@@ -168,7 +168,7 @@ class TorchDistributedTransport(Transport):
                 self._send_block(_GOODBYE, patience=timedelta(seconds=CLOSE_SECONDS))
         except Exception as error:  # noqa: BLE001 - whatever it is, the link is lost
             logger.debug("lost the peer: %s", error)
-            if self._reader.ident is None:  # else it first hands over what the peer sent
+            if self._reader.ident is None:  # else the reader first hands over received frames
                 if self._loss is None:
                     more = "NCCL_DEBUG=INFO says more, or use" if self._backend == "nccl" else "use"
                     self._loss = f"the link did not form: {first_line(error)}; {more} transport=auto"
@@ -179,7 +179,7 @@ class TorchDistributedTransport(Transport):
             self._loss = self._loss or CLOSED_BY_PEER
         finally:
             if self._is_closing:
-                self._interrupt()  # also where `close` waits for these threads no more
+                self._interrupt()  # also after `close` has stopped waiting
 
     def _run_reader(self) -> None:
         """Fill the inbox until the peer is lost or this end is closed."""
@@ -208,7 +208,7 @@ class TorchDistributedTransport(Transport):
         self._blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank, 2, FORM_SECONDS)
         bodies = dict.fromkeys(range(2), Bodies(self._blocks))
         if self._backend == "nccl":
-            for sender in range(2):  # NCCL takes one exchange of a group after the other: each direction has its own
+            for sender in range(2):  # NCCL runs a group's exchanges one by one: each direction has its own
                 group = device_bodies(_c10d.PrefixStore(f"bodies/{sender}", store), self._rank, self._device)
                 if sender == self._rank:  # its first exchange makes the communicator
                     group.send(b"\0", self._peer)
@@ -228,7 +228,7 @@ class TorchDistributedTransport(Transport):
         self._blocks.send([torch.frombuffer(block, dtype=torch.uint8)], self._peer, _BLOCK_TAG).wait(patience)
 
     def _read_next(self) -> bytes | None:
-        """The next frame; None when the peer said goodbye. Raises RuntimeError, or PeerProtocolError for its length."""
+        """The next frame; None after a goodbye. Raises RuntimeError, or PeerProtocolError for a bad length."""
         block = bytearray(BLOCK_BYTES)
         self._blocks.recv([torch.frombuffer(block, dtype=torch.uint8)], self._peer, _BLOCK_TAG).wait(_FOREVER)
         (length,) = _LENGTH.unpack_from(block)
@@ -253,13 +253,13 @@ class TorchDistributedTransport(Transport):
 
 def file_store(folder: Path, size: int) -> Any:
     """The store of `size` processes that meet in a folder. Raises RuntimeError if the folder is gone."""
-    if not folder.is_dir():  # in which a FileStore would wait for minutes to make a file
+    if not folder.is_dir():  # a FileStore would wait for the folder for minutes
         raise RuntimeError(f"{folder} is gone")
     return _c10d.FileStore(str(folder / "store"), size)
 
 
 def gloo_group(store: Any, rank: int, size: int, seconds: float, host: str = "127.0.0.1") -> Any:
-    """A group that listens at `host`. Raises RuntimeError if it does not form within so many seconds."""
+    """A group that listens at `host`. Raises RuntimeError if it does not form within `seconds`."""
     options = _c10d.ProcessGroupGloo._Options()  # noqa: SLF001 - the options of a process group have no public names
     options._timeout = timedelta(seconds=seconds)  # noqa: SLF001
     options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
@@ -274,7 +274,7 @@ def break_gloo(group: Any, peer: int) -> None:
 
 
 def nccl_group(store: Any, rank: int, size: int, device: str, options: Any, seconds: float) -> Any:
-    """A group whose exchanges end after so many seconds. Sets `NCCL_SETTINGS` for this process."""
+    """A group whose exchanges end after `seconds`. Sets `NCCL_SETTINGS` for this process."""
     os.environ.update(NCCL_SETTINGS)
     options._timeout = timedelta(seconds=seconds)  # noqa: SLF001
     with torch.cuda.device(device):

@@ -3,7 +3,7 @@
 * A peer is lost at its first disconnect, for good. A local link has no heartbeats: a stopped process is slow, not lost.
   A link between machines gives up after 5 s.
 * With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused.
-* The first one to send a message is the listening end's peer. Any other gets `answer_to_others`, and disturbs nothing.
+* The first sender of a message is the listening end's peer. Others get `answer_to_others`, and disturb nothing.
   Without keys a stranger may be the first: keep socket files in a private folder.
 * A receiver spins before it sleeps (`base.spin_then_sleep`).
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
@@ -55,7 +55,7 @@ class ZeroMQTransport(Transport):
     def __init__(
         self, address: str, nonce: int | None, *, listens: bool, insecure: bool = False, keys: Keys | None = None
     ) -> None:
-        """Raises ConfigError for an `address` that is taken, malformed, or beyond this machine without `keys`."""
+        """Raises ConfigError for an `address` that is taken, malformed, or remote without `keys` or `insecure`."""
         checked, is_local = check_address(address, beyond=insecure or keys is not None, to_bind=listens)
         super().__init__(checked, nonce)
         self._listens = listens
@@ -65,7 +65,7 @@ class ZeroMQTransport(Transport):
         self._next_look = self._next_give_way = 0.0  # monotonic seconds
         try:
             self._socket = _new_socket(checked, is_local=is_local, listens=listens)
-            # Only with keys does the end of a connection before its handshake point to a wrong key.
+            # A connection that ends before its handshake points to a wrong key only if there are keys.
             self._refusals = _REFUSALS if keys is not None else _REFUSALS & ~zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | self._refusals)
         except zmq.ZMQError as error:  # there are no descriptors left
@@ -100,7 +100,7 @@ class ZeroMQTransport(Transport):
         if self._listens and not self._route:
             raise PeerLostError("no peer has come")
         if self._is_lost or not self._try_send(frame):
-            self._watch_peer()  # it may have gone since
+            self._watch_peer()  # the peer may have gone since
             raise PeerLostError(CLOSED_BY_PEER if self._is_lost else "the peer stopped reading")
         if time.monotonic() >= self._next_give_way:
             give_way()  # to libzmq's thread, which may share this core
@@ -115,7 +115,7 @@ class ZeroMQTransport(Transport):
             now = time.monotonic()
             if now >= self._next_look:
                 self._watch_peer()
-                if self._is_lost and not self._has_input():  # everything that came before its loss has been read
+                if self._is_lost and not self._has_input():  # all earlier messages have been read
                     raise PeerLostError(CLOSED_BY_PEER)
             if now >= deadline:
                 return None
@@ -151,7 +151,7 @@ class ZeroMQTransport(Transport):
                 self._socket.send(self._route, zmq.NOBLOCK | zmq.SNDMORE)
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # its queue is full, or it is gone
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # the queue is full, or the peer is gone
                 raise
             return False
         return True
@@ -175,7 +175,7 @@ class ZeroMQTransport(Transport):
     def _take_first(self) -> bytes:
         """The first message. Its sender becomes the peer."""
         route, *_, frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        self._watch_peer()  # adds the connection over which it came, unless that has ended
+        self._watch_peer()  # adds the message's connection, unless that has ended
         self._route, self._is_attached = route.bytes, True
         self._peer_fds &= {int(frame.get(zmq.SRCFD))}
         self._is_lost = not self._peer_fds
@@ -183,11 +183,11 @@ class ZeroMQTransport(Transport):
 
     def _turn_away(self, route: bytes, frame: bytes) -> None:
         self._watch_peer()
-        if self._is_lost:  # then the next end that listens here serves this one
+        if self._is_lost:  # the next listening end serves this sender
             return
         self.reject("a second peer")
         if self.answer_to_others is not None:
-            with suppress(zmq.ZMQError):  # it has gone, or does not read
+            with suppress(zmq.ZMQError):  # the sender has gone, or does not read
                 answer = wire.encode(self.answer_to_others, wire.nonce_of(frame))
                 self._socket.send_multipart([route, answer], zmq.NOBLOCK)
 
@@ -195,7 +195,7 @@ class ZeroMQTransport(Transport):
         return bool(zmq.zmq_poll(self._input, 0))
 
     def _watch_peer(self) -> None:
-        """Note connections that came and went, at most every `LOOK_SECONDS`."""
+        """Note connections that came and went, and set the time of the next look."""
         if self._is_closed:
             raise PeerLostError(CLOSED)
         while _is_ready(self._monitor, zmq.POLLIN):

@@ -561,7 +561,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "looked-up tokens lack their distributions": ('if self.distribution.rule != "rejection":', "if True:"),
     },
     ("amusd/runtime/draft_worker.py", "tests/runtime/test_features.py"): {
-        "what comes together with the end is dropped": ("self._roll_back(sequence)  # what", "pass  # what"),
+        "what comes together with the end is dropped": ("self._roll_back(sequence)  # a last", "pass  # a last"),
         "features of another life are taken": (
             "sequence is not None and message.incarnation == self.incarnation",
             "sequence is not None",
