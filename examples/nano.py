@@ -6,9 +6,9 @@
                         v          |
     target   [ -> a   ][bcde -> bx][ -> y   ][zuvw -> zuvwq ...       one pass after the other, over what has arrived
 
-The draft, a small model on a device of its own, sends every token that it writes as a candidate. The target scores the
-candidates at hand in one pass. It commits those that are its own choices and its own next token, which alone is plain
-decoding. Neither waits for the other, so the draft may write behind a token that was rejected (f to k). Epochs tell:
+The draft, a small model on a device of its own, sends each token as a candidate. The target scores the candidates at
+hand in one pass. It commits the candidates that equal its own choices, and its own next token; without candidates that
+is plain decoding. Neither side waits, so the draft may write behind a rejected token (f to k). Epochs reveal this:
 
 * The draft raises its epoch when a verdict contradicts its tail, which it throws away: a rollback.
 * A candidate carries its epoch and its position. When the target's text contradicts it, the target's floor becomes
@@ -16,14 +16,14 @@ decoding. Neither waits for the other, so the draft may write behind a token tha
 * A verdict is the whole committed prefix, so the newest alone is enough. Nothing is acknowledged.
 
 So every candidate is verified behind exactly the prefix that it was drafted from. The text is that of the target alone
-(`--plain`), whatever the draft does, except where two tokens nearly tie: a pass over several tokens rounds otherwise
-than a pass over one, so either may be chosen.
+(`--plain`), whatever the draft does, except where two tokens nearly tie: a pass over several tokens rounds differently
+from a pass over one, so either may be chosen.
 
     python examples/nano.py "Why is the sky blue?"                                 # with the pair that amusd brings
     python examples/nano.py --target FOLDER --draft FOLDER "Why is the sky blue?"
 
-The method is AMUSD's (arXiv 2410.17375); PEARL (2408.11850) and SSD (2603.03251) are relatives. "In amusd" begins what
-the package does beyond this file.
+The method is AMUSD's (arXiv 2410.17375); PEARL (2408.11850) and SSD (2603.03251) are relatives. "In amusd" marks
+features of the package beyond this file.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Candidate(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Target to draft: all that is committed, at first the prompt. In amusd: what the draft may not know yet."""
+    """Target to draft: all that is committed, at first the prompt. In amusd: the tokens that the draft may lack."""
 
     committed: list[int]
 
@@ -85,7 +85,7 @@ class Model:
         """Return the greedy choice behind each of the last `count` tokens of `text`, from one pass."""
         keep = min(agreement(self.cached, text), len(text) - count)
         if keep < len(self.cached):
-            self.cache.crop(keep - len(self.cached))  # rollback of the cache: by how many tokens
+            self.cache.crop(keep - len(self.cached))  # rollback: minus the number of tokens to drop
         new = torch.tensor([text[keep:]], device=self.network.device)  # [1, new tokens]
         scores = self.network(new, past_key_values=self.cache, logits_to_keep=count).logits  # [1, count, vocabulary]
         self.cached = text
@@ -93,7 +93,7 @@ class Model:
 
 
 class Draft:
-    """What the draft has written: [0, base) is committed as far as it knows, behind that is its tail."""
+    """The draft's text: [0, base) is committed as far as the draft knows, the rest is its tail."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -106,7 +106,7 @@ class Draft:
         return 0 < len(self.text) < self.base + LOOKAHEAD
 
     def hear(self, verdict: Verdict) -> None:
-        """Keep the tail if the verdict agrees with it. In amusd: the tree may hold what follows the other token."""
+        """Keep the tail if the verdict agrees with it. In amusd: the tree may hold the other token, too."""
         self.base = len(verdict.committed)
         agreed = agreement(self.text, verdict.committed)
         if agreed < self.base:
@@ -114,14 +114,14 @@ class Draft:
             self.text = verdict.committed
 
     def step(self) -> Candidate:
-        """Draft one token. In amusd: EAGLE, Medusa, DFlash, prompt lookup and others do so too."""
+        """Draft one token. In amusd: EAGLE, Medusa, DFlash, prompt lookup and others as well."""
         self.text = self.text + self.model.choices(self.text, 1)
         return Candidate(self.epoch, len(self.text) - 1, self.text[-1])
 
 
 def run_draft(link: Connection, folder: str, device: str, dtype: str) -> None:
-    """Run the draft until the target ends. In amusd: a draft that is lost is started again."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the target, and that the draft
+    """Run the draft until the target ends. In amusd: a lost draft is started again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the target, which ends the draft
     draft = Draft(Model(folder, device, dtype))
     with contextlib.suppress(EOFError, OSError):
         while draft.may_draft or link.poll(DEADLINE):
@@ -156,7 +156,7 @@ class Target:
             self.contradict()
 
     def verify(self) -> list[int]:
-        """Commit what one pass over the candidates at hand allows. In amusd: waits for some; trees; exact sampling."""
+        """Verify the candidates at hand in one pass, and commit. In amusd: waits for more; trees; exact sampling."""
         candidates = self.candidates[: self.max_length - len(self.committed) - 1]
         choices = self.model.choices(self.committed + candidates, len(candidates) + 1)
         accepted = agreement(candidates, choices)
@@ -170,14 +170,14 @@ class Target:
         return tokens
 
     def contradict(self) -> None:
-        """Drop all candidates of this epoch: those at hand, and by the floor those still on their way."""
+        """Drop all candidates of this epoch: those at hand now, later arrivals by the floor."""
         self.candidates = []
         self.floor = max(self.floor, self.epoch + 1)
         self.rollbacks += 1
 
 
 def exchange(link: Connection, target: Target) -> Connection | None:
-    """Tell and hear the draft; return None once it is lost. In amusd: the link may lose, repeat and reorder."""
+    """Send and receive; return None once the draft is lost. In amusd: the link may lose, repeat and reorder."""
     with contextlib.suppress(EOFError, OSError):
         if select.select([], [link], [], 0)[1]:  # a full link gets nothing: the next verdict says it all
             link.send(Verdict(target.committed))
@@ -195,7 +195,7 @@ def draft_process(folder: str, device: str, dtype: str) -> Iterator[Connection]:
     link, far_end = context.Pipe()
     process = context.Process(target=run_draft, args=(far_end, folder, device, dtype), daemon=True)
     process.start()
-    far_end.close()  # each end is now open in one process only, and closed when that ends
+    far_end.close()  # each end is now open in one process only, and closes with it
     try:
         yield link
     finally:
@@ -220,7 +220,7 @@ def encode(tokenizer: Any, prompt: str) -> list[int]:
 
 
 def embedded_pair() -> tuple[str, str]:
-    """Return the folders of the pair that amusd brings: here alone is the package used."""
+    """Return the folders of amusd's own pair; only this function uses the package."""
     from amusd.checkpoints import embedded_draft, embedded_target
 
     target, folder = embedded_target.embedded_target_path(), tempfile.mkdtemp()
@@ -252,7 +252,7 @@ def main() -> None:
         target = Target(Model(given.target, given.devices[0], given.dtype), prompt, given.max_new_tokens)
         link = draft and exchange(draft, target)  # the first verdict is the prompt
         if link:
-            link.poll(DEADLINE)  # until the first candidate says that the draft is there
+            link.poll(DEADLINE)  # until the first candidate shows that the draft is ready
         start = time.perf_counter()
         for tokens in decode(target, link):
             streamer.put(torch.tensor(tokens))

@@ -1,4 +1,4 @@
-"""Builds causal language models of checkpoints, with the lean decoder where it covers them.
+"""Builds causal language models from checkpoints, with the lean decoder where possible.
 
 A model that cannot be rolled back is refused: by its configuration, or by a test after loading.
 """
@@ -37,8 +37,8 @@ def load_model(
 ) -> ModelRunner:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: for a draft that must read its target's ids. `num_layers`: load only the first layers. Raises
-    `ConfigError` for what cannot be read or run.
+    `shared`: makes a draft read the target's ids. `num_layers`: load only the first layers. Raises `ConfigError` for a
+    model that cannot be read or run.
     """
     config = load_config(path, num_layers, options.model_impl)
     with one_line_errors(path), prepared(config, options) as max_length:
@@ -97,7 +97,7 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
 def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
     """Check model and device, prepare the device, and yield the longest sequence in tokens.
 
-    Raises `ConfigError` for what cannot run; in the block, for a missing or full device. `config`: None for a model
+    Raises `ConfigError` for an unsupported model or, in the block, a missing or full device. `config`: None for a model
     without layers.
     """
     if config is not None:

@@ -25,15 +25,15 @@ _TEXTS = ("*.json", "*.jinja")
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: files to read if there are no such weights. Raises `ConfigError` if a file is missing, damaged or a pickle
-    with more than tensors, or if two files hold the same tensor.
+    `others`: files to read instead of absent safetensors files. Raises `ConfigError` if a file is missing, damaged or a
+    pickle with more than tensors, or if two files hold the same tensor.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
     for names in (_weight_files(path, folder), *([name] for name in others)):
         if not is_local and not all((folder / name).exists() for name in names):
             folder = _download(str(path), *names)
-        if names[0] not in (_WEIGHTS, *others) or (folder / names[0]).exists():  # those of an index must exist
+        if names[0] not in (_WEIGHTS, *others) or (folder / names[0]).exists():  # files of an index must exist
             weights = dict[str, Tensor]()
             for tensors in [_read(path, folder / name) for name in names]:
                 if twice := weights.keys() & tensors.keys():
@@ -46,7 +46,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
 def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
     """Raise `ConfigError` if only a part of a layer in a file is `read`, for instance its weight without its bias.
 
-    Whole layers, heads of another task and stored rotary angles may stay unread. `names`: those in the file.
+    Whole layers, heads of another task and stored rotary angles may stay unread. `names`: tensors in the file.
     """
     read = {*read}
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
@@ -96,7 +96,7 @@ def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return {f"{name}": tensor.detach() for name, tensor in loaded.items()}
-    except Exception as error:  # torch's message tells how to run what the pickle holds
+    except Exception as error:  # torch's message tells how to run the pickle's code
         raise ConfigError(f"model {path}: {file.name} is damaged or holds more than tensors; not run") from error
 
 
@@ -138,7 +138,7 @@ def one_line_errors(path: str | Path, part: str = "cannot be loaded") -> Iterato
         yield
     except AmusdError:
         raise
-    except Exception as error:  # they raise every kind, TypeError and plain Exception included
+    except Exception as error:  # libraries raise every kind, even plain Exception
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             raise ConfigError(f"model {path}: it needs code of its own, which is never run") from error
         raise ConfigError(f"model {path}: {part}: {first_line(error)}") from error

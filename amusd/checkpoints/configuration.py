@@ -1,6 +1,6 @@
-"""Reads configurations of models: which can run, and how long their sequences may be.
+"""Reads model configurations: whether a model can run, and its longest sequence.
 
-transformers reads them. Its import takes a second, which a checkpoint of our own saves (`PLAIN`).
+transformers reads the files. A checkpoint of our own (`PLAIN`) needs no transformers, whose import takes a second.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class ModelConfig(SimpleNamespace):
     """Configuration of a model that `Decoder` computes, under transformers' names."""
 
     def get_text_config(self, *, decoder: bool = True) -> ModelConfig:  # noqa: ARG002 - the signature is transformers'
-        """Itself."""
+        """Return `self`."""
         return self
 
     def standardize_rope_params(self) -> None:
-        """Nothing to do; transformers' formulas call it."""
+        """Do nothing: transformers' formulas call this method."""
 
 
 def load_config(path: str | Path, num_layers: int | None = None, model_impl: str = "auto") -> Any:
     """Load a checkpoint's configuration, cut to its first `num_layers` layers if given.
 
-    A `ModelConfig` exactly if `Decoder` computes the model. Raises `ConfigError` without one, or for too many layers.
+    A `ModelConfig` exactly if `Decoder` computes the model. Raises `ConfigError` for a missing file or too many layers.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG_JSON)
@@ -51,7 +51,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
             from amusd.checkpoints.transformers_models import load_stock_config
 
             stock = load_stock_config(folder)
-            own = as_own(stock)  # which checks it for both implementations
+            own = as_own(stock)  # checks the model for both implementations
             config = stock if own is None or model_impl == "transformers" else own
         if num_layers is not None:
             text = config.get_text_config(decoder=True)
@@ -111,7 +111,7 @@ def check_supported(config: Any, num_ranks: int = 1) -> None:
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """The window of each layer in tokens; None: it sees all."""
+    """The window of each layer in tokens; None: all tokens."""
     text = config.get_text_config(decoder=True)
     usual = "full_attention" if text.model_type == "llama" else "sliding_attention"
     layer_types = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
@@ -121,7 +121,7 @@ def layer_windows(config: Any) -> list[int | None]:
 def why_rows_vary(config: Any) -> str | None:
     """Why even padded passes change the bits of a row; None: no reason is known."""
     text = config.get_text_config(decoder=True)
-    has_experts = any((vars(text).get(name) or 0) > 1 for name in _NUM_EXPERTS)  # numbers by layer raise as attributes
+    has_experts = any((vars(text).get(name) or 0) > 1 for name in _NUM_EXPERTS)  # `getattr` raises for numbers by layer
     if is_recurrent(config):
         return "the target has recurrent states"
     return "the target is a mixture of experts" if has_experts else None
@@ -170,7 +170,7 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
         return bool(getattr(text, name, None))
 
     can_resume = is_recurrent(config) and model_class is not None and has_recurrent_layers(model_class)
-    # Many recurrent models claim that their attention cannot be replaced, and work: loading tests them.
+    # Many recurrent models wrongly claim that their attention cannot be replaced: loading tests this.
     can_replace = can_resume or getattr(model_class, "_supports_attention_backend", False)
     reasons = {
         "it is no causal language model": config.is_encoder_decoder or model_class is None,

@@ -65,7 +65,7 @@ def fit_weights(
 ) -> dict[str, Tensor]:
     """The weights that `shapes` names, and their biases.
 
-    Raises `ConfigError` if one is missing or misshaped, or with `all_given` if one is left over.
+    Raises `ConfigError` for a missing or misshaped weight, or with `all_given` for a further one.
     """
     wanted = {**shapes, **{name: shape for name, shape in _biases_for(shapes).items() if name in given}}
     if missing := wanted.keys() - given.keys():
@@ -97,7 +97,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
     is_tied = head.matrix is stored
     embedding = stored.to(device, dtype, copy=True)
     del stored
-    if is_tied and not multiplies_fp16(device, dtype):  # which copies its weights in any case
+    if is_tied and not multiplies_fp16(device, dtype):  # FBGEMM copies its weights in any case
         head = replace(head, matrix=embedding)
     return Decoder(
         embedding=embedding,
@@ -147,7 +147,7 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
 
 
 def load_linear(weights: Weights, options: LoadOptions, *, copy: bool = True) -> Linear:
-    """The layer on its device. `copy`: the weights may be views, which keep a whole checkpoint file mapped."""
+    """The layer on its device. `copy`: copy weights, since views would keep a whole checkpoint file mapped."""
     own = weights.each(lambda tensor: tensor.to(options.device, copy=copy))
     return make_linear(own, loaded_dtype(options.dtype), int8=options.dtype == INT8)
 
@@ -199,7 +199,7 @@ def _heads(config: ModelConfig, ranks: Ranks) -> tuple[range, range]:
 
 
 def _span(items: range, width: int) -> slice:
-    """The rows or columns of these `items`, each of which has `width`."""
+    """The rows or columns of these `items`, `width` for each."""
     return slice(items.start * width, items.stop * width)
 
 

@@ -5,11 +5,11 @@ The weights of each layout:
     EAGLE-1, -2 `fc` reduces embedding and state to one width. `layers.0.*` has no first norm. Embedding and head are
                 the target's.
     EAGLE-3     `fc` reduces three states to a feature. The attention of `midlayer.*` (`layers.0.*` in `speculators`
-                files) reads embedding and feature side by side. `norm`. Column j of `lm_head` scores token
-                j + `d2t[j]`; `t2d`, a mask of the same tokens, is not used.
+                files) reads embedding and feature side by side. `norm` is last. Column j of `lm_head` scores
+                token j + `d2t[j]`; `t2d`, a mask of the same tokens, is unused.
     Medusa      Each head has residual blocks `{head}.{block}.linear.*`, then `{head}.{number of blocks}.weight`.
-    DFlash      `fc` and `hidden_norm` reduce several states to a feature. `layers.*`, `norm`. Embedding and head are
-                the target's.
+    DFlash      `fc` and `hidden_norm` reduce several states to a feature. `layers.*` and `norm` follow. Embedding and
+                head are the target's.
 
 Layouts number the target's layers differently: `_feature_layers` gives the numbers of `features.py`. The papers are
 named in `draft_networks.py`.
@@ -63,10 +63,10 @@ class PublishedDraft:
     target: Any
     """The target's configuration."""
     weights: dict[str, Tensor]
-    """Its weights as stored, on the CPU, by transformers' names; embedding and head are the target's if it has none."""
+    """Weights as stored, on the CPU, by transformers' names; missing ends (embedding, head) are the target's."""
     features: FeatureSpec
     config: Any = None
-    """Configuration of its layers; None for Medusa."""
+    """Configuration of the drafter's layers; None for Medusa."""
     output_ids: Tensor | None = None
     """[columns] int64, ascending: the token of each column of the head; None: column `j` scores `j`."""
 
@@ -74,7 +74,7 @@ class PublishedDraft:
 def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
     """Read a drafter (`eagle`, `medusa`, `dflash`) from a folder or hub name; weights stay mapped.
 
-    Raises `ConfigError` for missing or damaged files, other shapes or kinds, or another target.
+    Raises `ConfigError` for missing or damaged files, wrong shapes or kinds, or another target.
     """
     folder = find_checkpoint(path)
     with one_line_errors(path, CONFIG_JSON):
@@ -122,7 +122,7 @@ def _read_layers(owner: str, kind: str, draft: PublishedDraft, target_path: str 
 
 
 def _read_settings(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` without nulls, and those of `_READ` from nested objects. Raises `ConfigError` if two differ."""
+    """`settings` without nulls, plus nested settings in `_READ`. Raises `ConfigError` for two different values."""
     found = {name: value for name, value in settings.items() if value is not None}
     for nested in _NESTED:
         for name, value in dict(found.get(nested, {})).items():
@@ -196,7 +196,7 @@ def _feature_layers(owner: str, family: str, draft: PublishedDraft) -> tuple[int
     if family == EAGLE:
         return draft.features.layers
     stated = [
-        # Most lists number outputs of layers: that of layer i is state i + 1.
+        # Most lists number outputs: the output of layer i is state i + 1.
         (place[name], 0 if place is settings and name != "target_layer_ids" else 1)
         for place in (settings, settings.get("eagle_config", {}), settings.get("dflash_config", {}))
         for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
@@ -256,7 +256,7 @@ def _difference(draft: PublishedDraft, target_path: str | Path, tokenizer: Path)
         return f"it reads states {list(layers)}, and this one has {num_layers} layers"
     if ids is not None and not (ids[0] >= 0 and ids[-1] < vocab_size and bool((ids.diff() > 0).all())):
         return f"its d2t does not name ascending tokens of {vocab_size}"
-    columns = vocab_size if ids is None else len(ids)  # some files give their number as vocab_size
+    columns = vocab_size if ids is None else len(ids)  # some files state the number of columns as vocab_size
     sizes = draft.settings.get("transformer_layer_config", draft.settings)
     if (stated := sizes.get("vocab_size", vocab_size)) not in (vocab_size, columns):
         return f"that had {stated} token ids, and this one has {vocab_size}"

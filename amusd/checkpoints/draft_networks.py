@@ -44,9 +44,9 @@ class EagleDecoder(Decoder):
     """EAGLE-1, -2: reduces embedding and feature to one width; None: the first layer takes in both."""
     feature_norm: Norm
     norm_before_residual: bool
-    """EAGLE-3: the first layer adds to the normed feature."""
+    """EAGLE-3: the residual is the normed feature, else the feature."""
     norm_output: bool
-    """The next row reads the normed state."""
+    """True: the next row reads the normed state."""
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: PassMemory, *, with_logits: bool
@@ -69,14 +69,14 @@ class EagleDecoder(Decoder):
 
 
 class MedusaModel:
-    """Heads over the target's last state; the first scores the second next token."""
+    """Heads over the target's last state; the first head scores the token after the next."""
 
     output_ids = None
 
     def __init__(
         self, target: Any, blocks: Sequence[Sequence[Linear]], outputs: Sequence[Linear], options: LoadOptions
     ) -> None:
-        """`target`: its configuration; `blocks`: residual layers of each head; `outputs`: one per head, or for all."""
+        """`target`: a configuration; `blocks`: residual layers of each head; `outputs`: one per head, or for all."""
         self.device = torch.device(options.device)
         self.max_length, self.max_depth = options.max_model_len, len(blocks)
         self.feature_width = int(target.hidden_size)
@@ -88,7 +88,7 @@ class MedusaModel:
         return MedusaState(self)
 
     def score(self, feature: Tensor, first: int) -> Tensor:
-        """[heads from `first` on, columns] on the device, of a feature [width] on the host."""
+        """Scores [heads from `first` on, columns] on the device, for a feature [width] on the host."""
         with torch.inference_mode():
             state = send(feature.unsqueeze(0), self.device).to(self._dtype)
             rows = []
@@ -111,12 +111,12 @@ class MedusaState:
         self._last, self._feature = -1, torch.empty(0)
 
     def truncate(self, length: int) -> None:
-        """Keep the features of the first `length` positions: another sequence begins like this one."""
+        """Keep the features of the first `length` positions, which the next sequence shares."""
         if self._last >= length:
             self._last, self._feature = -1, torch.empty(0)
 
     def take(self, start: int, features: Tensor) -> None:
-        """Take in features [rows, width], on the host, of positions from `start` on. They may come late or again."""
+        """Take in features [rows, width], on the host, of positions from `start` on, perhaps late or again."""
         last = start + len(features) - 1
         if last > self._last:
             self._last, self._feature = last, features[-1].clone()
@@ -124,7 +124,7 @@ class MedusaState:
     def score(self, position: int, token_id: int) -> Tensor:  # noqa: ARG002 - the text is in the feature
         """[depths, columns]: row d scores the token d + 1 places after the root, which is at `position`.
 
-        An old feature leaves only the further heads; without a feature there are no rows.
+        With an old feature only later heads score; without a feature, none.
         """
         late = position - 1 - self._last
         if not len(self._feature) or not 0 <= late < self._model.max_depth:
@@ -136,10 +136,10 @@ class DFlashModel:
     """Layers over a block of rows: the root, then masks. All rows see all features and each other."""
 
     def __init__(self, draft: PublishedDraft, network: Decoder, max_length: int) -> None:
-        """`network`: of `draft`, whose rotary table reaches a block beyond `max_length`."""
+        """`network`: of `draft`, for positions up to a block beyond `max_length`."""
         self.block_size, self.mask_token_id = (int(draft.settings[name]) for name in ("block_size", "mask_token_id"))
         self.num_skipped = 0 if draft.settings.get("sample_from_anchor") else 1
-        """Rows of the block whose scores are not wanted, such as the root's."""
+        """First rows of the block whose scores are unused: the root's or none."""
         self.max_depth = self.block_size - self.num_skipped
         self.max_length, self.num_slots = max_length, max_length + self.block_size
         self.feature_width = int(draft.config.hidden_size)
@@ -229,7 +229,7 @@ def load_published(
 def _load_medusa(draft: PublishedDraft, options: LoadOptions) -> MedusaModel:
     weights, heads = dict(draft.weights), medusa_heads(draft.weights)
     stored = [weights[f"{names[-1]}.weight"] for names in heads]
-    are_equal = all(torch.equal(tensor, stored[0]) for tensor in stored)  # as before training
+    are_equal = all(torch.equal(tensor, stored[0]) for tensor in stored)  # as in untrained heads
     blocks = [[load_linear(Weights.pop(weights, name), options) for name in names[:-1]] for names in heads]
     different = heads[:1] if are_equal else heads
     outputs = [load_linear(Weights.pop(weights, names[-1]), options) for names in different]

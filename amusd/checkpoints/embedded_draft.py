@@ -1,4 +1,4 @@
-"""The draft of the embedded target, which `experiments/embedded_draft/` trains and writes to its file.
+"""The draft of the embedded target. `experiments/embedded_draft/` trains it and writes its file.
 
 The file holds the layers, the final norm and the proposable tokens; matrices are int8 with a scale per row. Embedding
 and head rows are the target's.
@@ -28,7 +28,7 @@ from amusd.runner.model_runner import ModelRunner
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 VOCAB_SIZE = 8192
-"""Token ids that the draft proposes, the most frequent ones; more cost more than they gain."""
+"""Number of most frequent tokens that the draft proposes; a larger head costs more than it gains."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
 _OUTPUT_IDS = "output_ids"
@@ -39,9 +39,9 @@ _FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 def load_embedded_draft(
     path: str | Path, options: LoadOptions, *, vocab_size: int = VOCAB_SIZE, draft_file: Path = DRAFT_FILE
 ) -> ModelRunner:
-    """Load the draft for the target in `path`, with a head of its `vocab_size` most frequent tokens.
+    """Load the draft for the target in `path`, with a head of the `vocab_size` most frequent tokens.
 
-    Raises `ConfigError` if its file is damaged, and as `load_model`.
+    Raises `ConfigError` if `draft_file` is damaged, and as `load_model`.
     """
     draft = read_draft(draft_file)
     config = load_config(path, draft.num_layers)
@@ -55,7 +55,7 @@ def load_embedded_draft(
 def export_draft(target: Path, folder: Path) -> None:
     """Write the draft as a transformers checkpoint, with the target's whole head and tokenizer.
 
-    Raises `ConfigError` if `folder` holds anything, or cannot be written.
+    Raises `ConfigError` if `folder` is not empty, or cannot be written.
     """
     draft = read_draft(DRAFT_FILE)
     make_new_folder(folder)

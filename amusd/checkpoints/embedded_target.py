@@ -50,7 +50,7 @@ def embedded_target_path() -> Path:
     logger.info(f"unpacking the embedded target to {folder} (once)")
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        for left in cache_dir.glob(f"{folder.name}.partial-*"):  # by a process that was killed
+        for left in cache_dir.glob(f"{folder.name}.partial-*"):  # left by a killed process
             pid = left.name.split("-")[-2]
             if not pid.isdecimal() or not psutil.pid_exists(int(pid)):
                 shutil.rmtree(left, ignore_errors=True)
@@ -94,7 +94,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         if "q_proj" in name or "k_proj" in name:
             pairs = weight.view(-1, config.head_dim // 2, 2, config.hidden_size)
-            weight = pairs.transpose(1, 2).reshape(weight.shape)  # rotated by halves of a head
+            weight = pairs.transpose(1, 2).reshape(weight.shape)  # rotated pairs are half a head apart
         weights[name] = weight.to(torch.bfloat16)
     settings = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_SHAPE, **special_ids, PLAIN: _FORMAT}
     write_checkpoint(folder, settings, weights)

@@ -50,7 +50,7 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
 def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tuple[ModelRunner, Tokenizer]:
     """Load the target's model and tokenizer. Raises `ConfigError` for a missing model or device.
 
-    `ranks`: those that share the model.
+    `ranks`: ranks that share the model.
     """
     start = time.monotonic()
     options = LoadOptions(
@@ -84,7 +84,7 @@ def is_fixed(config: EngineConfig) -> bool:
 
 
 def state_bytes(config: EngineConfig) -> int:
-    """Most memory in bytes for a model's states that are kept for prompts which begin alike."""
+    """Most bytes of a model's recurrent states that are kept for prompts with the same beginning."""
     return config.prefix_states_mb * 1_000_000 if config.prefix_caching else 0
 
 
@@ -129,9 +129,9 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 def load_draft_model(
     config: DrafterConfig, engine: EngineConfig, device: str
 ) -> tuple[ModelRunner | BlockModel, Tokenizer | None]:
-    """A drafter's model (a cascade's middle one), and the tokenizer of the ids that it takes.
+    """A drafter's model (a cascade's middle model), and the tokenizer of its input ids.
 
-    That is the target's if it differs and can be read; None: random weights take any ids. Raises as `load_target`.
+    A different, readable tokenizer of the target replaces it. None: any ids (random weights). Raises as `load_target`.
     """
     config = config.stages[0]
     options = _draft_options(config, engine, device)
@@ -140,7 +140,7 @@ def load_draft_model(
         return load_synthetic(shape, options), None
     path = model_path(engine.target if config.kind == "self" else config)
     if config.kind == "self":
-        check_target(engine)  # some that cannot run state no number of layers
+        check_target(engine)  # some unsupported models state no number of layers
         num_layers = target_settings(engine).get_text_config(decoder=True).num_hidden_layers // 4
         return load_model(path, options, num_layers=config.num_layers or max(1, num_layers)), load_tokenizer(path)
     if config.kind == "hf":
@@ -167,15 +167,15 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
 
 
 def _shared_with_target(own: Tokenizer, engine: EngineConfig) -> tuple[Tokenizer, SharedVocabulary] | None:
-    """The target's tokenizer, and what a draft with its `own` one shares with it.
+    """The target's tokenizer, and the vocabulary that a draft with the tokenizer `own` shares.
 
-    None if their ids are equal, or the target's files cannot be read. Raises `ConfigError` if they share too little.
+    None if all ids are equal, or the target's files cannot be read. Raises `ConfigError` for too few shared tokens.
     """
     if engine.hardware.synthetic is not None:
         return None
     try:
         target = load_tokenizer(model_path(engine.target))
-    except ConfigError:  # the target's process says what is wrong with them
+    except ConfigError:  # the target's process reports the error
         return None
     if target.fingerprint == own.fingerprint:
         return None if target.num_ids == own.num_ids else (target, share_ids(target.num_ids, own.num_ids))

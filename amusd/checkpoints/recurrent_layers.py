@@ -22,13 +22,13 @@ _CHUNK = 16
 
 
 def is_recurrent_layer(kind: type[Any]) -> bool:
-    """Whether modules of this class keep a state in a cache: their `forward` names what updates one."""
+    """Whether modules of this class keep a state in a cache: `forward` names a method of `_UPDATES`."""
     code = getattr(inspect.unwrap(getattr(kind, "forward", None) or (lambda: None)), "__code__", None)
     return code is not None and bool(_UPDATES & {*code.co_names})
 
 
 def has_recurrent_layers(model_class: type[Any]) -> bool:
-    """Whether a model's recurrent layers can be called with other states: they and it take a cache."""
+    """Whether a model's recurrent layers can be called with other states: layers and model take a cache."""
     takes_cache = "past_key_values" in inspect.signature(model_class.forward).parameters
     names = vars(sys.modules[model_class.__module__]).values()
     layers = [each for each in names if isinstance(each, type) and is_recurrent_layer(each)]
@@ -54,13 +54,13 @@ class RecurrentLayers:
         for layer in self.layers:
             names, cache = inspect.signature(layer.forward).parameters, _cache_of(type(layer))
             assert cache is not None, "see has_recurrent_layers"
-            # Some hand arguments on: on a CPU to fallbacks that pad, on a GPU perhaps to libraries that refuse them.
+            # Some layers pass arguments on: on a CPU to fallbacks that pad, on a GPU perhaps to strict libraries.
             is_short = "kwargs" in names and not hasattr(layer, _SETTINGS[0]) and model.device.type == "cpu"
             more = {_SETTINGS[0]: _CHUNK} if is_short else {}
             layer.forward = partial(self._forward, layer, layer.forward, cache, more)
 
     def begin(self, *, is_prompt: bool) -> None:
-        """Set whether the next pass computes as transformers does for a prompt, or for single tokens."""
+        """Make the next pass compute as transformers does for a prompt, or for single tokens."""
         self._is_prompt = is_prompt
         for layer, name, value in self._in_prompts:
             decoding: Any = min(value, _CHUNK) if name == _SETTINGS[0] else (0.0, math.inf)

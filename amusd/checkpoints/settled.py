@@ -1,9 +1,9 @@
-"""What `auto` stands for in a target's configuration: `verify_width` and the dtype.
+"""Resolves `auto` in a target's configuration: `verify_width` and the dtype.
 
 A CPU computes a 16-bit target in bfloat16, or in float32 with float16 weights, whichever is quicker when timed. The
 choice changes tokens, so all processes of a machine must share it: it is made once for each kind of CPU, torch, number
-of threads and checkpoint, and kept in the cache folder. A kept choice is read without importing torch, so that the
-workers start first.
+of threads and checkpoint, and kept in the cache folder. A kept choice is read without torch, so that workers need not
+wait for its import.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from amusd.models.linear import Linear
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Those that `Decoder` computes."""
+"""Types that `Decoder` computes."""
 ROWS = (1, 4, 8)
-"""Rows of the timed products, of equal weight in the choice."""
+"""Numbers of rows of the timed products; all count equally."""
 LEAST_GAIN = 1.1
 """Speed-up from which float32 is chosen."""
 _LEAST_BYTES, _TIMED_BYTES = 10_000_000, 100_000_000
-"""Bytes of weights to time: more than most last-level caches hold. A model with fewer than the least is not timed."""
+"""A model with fewer bytes than the least is not timed. Most last-level caches hold fewer than the timed bytes."""
 _NUM_ROUNDS = 5
 _CORE_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
 
@@ -48,7 +48,7 @@ Keys = TypeVar("Keys", bound=EngineKeys)
 
 
 def settle(config: Keys, device: str) -> Keys:
-    """`config` with the dtype and `verify_width` of its target named. Raises `ConfigError` for a missing checkpoint."""
+    """`config` with `verify_width` resolved, and the dtype as in `settle_dtype`. Raises as `settle_dtype`."""
     config = settle_dtype(config, device)
     if config.verify_width != "auto":
         return config
@@ -69,14 +69,14 @@ def why_bits_vary(config: EngineKeys) -> str | None:
 
 
 def _is_own(model: str) -> bool:
-    """Whether a checkpoint's folder is here, and `Decoder` computes its type."""
-    with suppress(OSError, RuntimeError, ValueError, AttributeError, TypeError):  # `load_config` says what is wrong
+    """Whether `model` is a local folder of a type that `Decoder` computes."""
+    with suppress(OSError, RuntimeError, ValueError, AttributeError, TypeError):  # `load_config` reports the error
         return json.loads((Path(model).expanduser() / CONFIG_JSON).read_bytes()).get("model_type") in MODEL_TYPES
     return False
 
 
 def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
-    """`config` with the dtype of its target named where that is `auto`, if timing decides it.
+    """`config` with the target's dtype instead of `auto`, if timing decides the dtype.
 
     Timing decides on a CPU, for a checkpoint that one rank computes. `cache`: the folder of choices. Raises
     `ConfigError` for a missing checkpoint.
@@ -88,8 +88,8 @@ def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     facts = [*_core_facts(), importlib.metadata.version("torch"), f"{num_threads} threads", str(model)]
     if model is not None and (folder := Path(model).expanduser()).is_dir():
         facts.append(str(folder.absolute()))
-        with suppress(OSError):  # loading says what is wrong
-            facts.append((folder / CONFIG_JSON).read_text(encoding="utf-8", errors="replace"))  # which may change
+        with suppress(OSError):  # loading reports the error
+            facts.append((folder / CONFIG_JSON).read_text(encoding="utf-8", errors="replace"))  # the file may change
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     file = (cache or cache_folder()) / f"dtype-{digest}.txt"
     dtype = _kept_in(file)
@@ -148,18 +148,18 @@ def _kept_in(file: Path) -> Dtype | None:
 
 
 def _keep(file: Path, dtype: Dtype) -> Dtype:
-    """Write a choice unless another process has; return what the file then says."""
+    """Write a choice unless another process has; return the file's choice."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".") as partial:
             partial.write(dtype)
             partial.flush()
-            os.link(partial.name, file)  # fails where there is one
+            os.link(partial.name, file)  # fails if the file exists
     return _kept_in(file) or dtype
 
 
 def _core_facts() -> list[str]:
-    """Facts that tell kinds of CPU apart."""
+    """Facts that distinguish kinds of CPU."""
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         return [line for line in first.splitlines() if line.partition(":")[0].strip() in _CORE_FACTS]

@@ -48,7 +48,7 @@ SHAPES: Mapping[ModelShape, Mapping[str, Any]] = {
     "llama-70b": _shape(_LLAMA3, 8192, 28672, 80, 64, 128),
     "llama-70b-slice": _shape(_LLAMA3, 8192, 28672, 8, 64, 128),
 }
-"""Configuration of each shape. A `slice` has a tenth of the layers, whole embeddings."""
+"""Configuration of each shape. A `slice` has a tenth of the layers and whole embeddings."""
 
 
 def smaller(shape: ModelShape) -> ModelShape:
@@ -61,7 +61,7 @@ def smaller(shape: ModelShape) -> ModelShape:
 def load_synthetic(shape: ModelShape, options: LoadOptions) -> ModelRunner:
     """A model of this shape with random weights; each rank draws the whole model, then keeps its share.
 
-    Raises `ConfigError` without that device, or when it is too small.
+    Raises `ConfigError` if the device is missing or too small.
     """
     config = ModelConfig(**SHAPES[shape])
     with prepared(config, options) as max_length:
@@ -70,7 +70,7 @@ def load_synthetic(shape: ModelShape, options: LoadOptions) -> ModelRunner:
 
 
 def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
-    """Weights by name, drawn on `device` in `dtype`. A tied one has two names.
+    """Weights by name, drawn on `device` in `dtype`. A tied weight has two names.
 
     Products of normed rows are around 1 at every width, so eighty layers stay within float16.
     """
@@ -89,16 +89,16 @@ def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed
 
 
 class SyntheticTokenizer(Tokenizer):
-    """Every id reads as its number after a space."""
+    """An id's text is a space and its number."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Ids are in `[0, vocab_size)`; none ends an answer."""
+        """Ids are in `[0, vocab_size)`; no id ends an answer."""
         backend = Backend(models.WordLevel({f" {number}": number for number in range(vocab_size)}))
         backend.decoder = decoders.Fuse()
         super().__init__(backend)
 
     def encode(self, text: str, *_arguments: Any, **_options: Any) -> list[int]:
-        """The ids that `decode` has written, or one for each byte of another text."""
+        """The ids of a text that `decode` wrote; else one id per byte."""
         is_written = re.fullmatch(r"( [0-9]{1,9})*", text)
         numbers = map(int, text.split()) if is_written else text.encode()
         return [number % self.num_ids for number in numbers]

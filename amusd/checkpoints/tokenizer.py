@@ -33,7 +33,7 @@ _COMPOSED = 4
 """Most characters that Unicode's normal forms join to one."""
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
-"""Turns with `role` and `content`, and what else the chat template knows."""
+"""Turns with `role`, `content` and further keys of the chat template."""
 Prompt: TypeAlias = str | Sequence[int] | Conversation
 """The user's message, a conversation, or token ids."""
 
@@ -56,9 +56,9 @@ class Tokenizer:
         *,
         is_plain: bool = False,
     ) -> None:
-        """`special_tokens`: by transformers' names. `template`: for chats. `eos_token_ids`: further ones.
+        """`special_tokens`: by transformers' names. `template`: for chats. `eos_token_ids`: besides `eos_token`.
 
-        `num_ids`: those of the model, with padding; None: of the tokenizer. `is_plain`: the template needs only jinja.
+        `num_ids`: the model's, with padding; None: the tokenizer's. `is_plain`: the template needs only jinja.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -96,10 +96,10 @@ class Tokenizer:
     def encode_chat(
         self, turns: Conversation, options: Mapping[str, Any] | None = None, max_length: int | None = None
     ) -> list[int]:
-        """Token ids under the chat template; without one, of the contents with empty lines between them.
+        """Token ids of the rendered chat template; without a template, of the contents joined by empty lines.
 
-        `options`: of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError` for
-        reserved ones, or if the template fails; and as `encode`.
+        `options`: arguments of transformers' `render_jinja_template`, and variables of the template. Raises
+        `ConfigError` for reserved names or a failing template, and as `encode`.
         """
         for name in _RESERVED & {*(options or ())}:
             raise ConfigError(f"chat_template_kwargs: '{name}' is no variable of the chat template")
@@ -115,7 +115,7 @@ class Tokenizer:
         return {token_id: self.token_text(token_id) for token_id in ids if token_id < self.num_ids}
 
     def token_text(self, token_id: int) -> TokenText:
-        """A token's text, or the name of one that adds no text."""
+        """A token's text, or the name of a token without text."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return f"token_id:{token_id}"
@@ -137,11 +137,11 @@ class Spelling:
     """How one token reads at its place in a text."""
 
     label: str
-    """Its text; the name of a special or padded token; `bytes:` and the bytes of a part of a character."""
+    """The token's text; a special or padded token's name; `bytes:` and the bytes of a part of a character."""
     utf8: bytes | None
-    """Its bytes; joined, they are the text's. None for a special or padded token."""
+    """The token's share of the text's bytes; None for a special or padded token."""
     num_characters: int
-    """Characters that it adds: 0 while a character is incomplete."""
+    """Characters that the token adds: 0 while a character is incomplete."""
 
 
 class IncrementalDecoder:
@@ -258,7 +258,7 @@ def _read_plainly(folder: Path) -> tuple[Backend, Mapping[str, str], str | None]
 
 
 def read_fingerprint(file: Path) -> str:
-    """The fingerprint of a `tokenizer.json`, whatever stands beside it."""
+    """The fingerprint of a `tokenizer.json`, whatever other files say."""
     return Tokenizer(Backend.from_file(str(file))).fingerprint
 
 

@@ -47,7 +47,7 @@ class HuggingFaceNetwork(Network):
     implementation = "transformers"
 
     def __init__(self, model: Any, options: LoadOptions) -> None:
-        """`model`: of transformers; it is changed, and must not be used otherwise."""
+        """`model`: of transformers; changed here, so no other code may use it."""
         if model.device != torch.device(options.device):  # quantized models may not be moved
             model = model.to(options.device)
         model.eval().requires_grad_(requires_grad=False)
@@ -100,7 +100,7 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
         return keys.unsqueeze(0), values.unsqueeze(0)
 
     def get_query_offset(self, *_args: Any) -> int:
-        """0: `attention` knows the positions of the pass, and masks are made of windows alone."""
+        """0: `attention` has the positions of the pass, and masks are made of windows alone."""
         return 0
 
     def get_mask_sizes(self, query_length: int, *_args: Any) -> tuple[int, int]:
@@ -125,13 +125,13 @@ def load_stock_config(folder: Path) -> Any:
 
 
 def make_stock_config(settings: Mapping[str, Any]) -> Any:
-    """Make transformers' configuration of settings that name a `model_type`."""
+    """Make transformers' configuration from settings with a `model_type`."""
     with quiet_transformers():
         return AutoConfig.for_model(**settings)
 
 
 def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | None]:
-    """Load what a `Tokenizer` is made of: its backend, the special tokens and the chat template."""
+    """Load the parts of a `Tokenizer`: backend, special tokens and chat template."""
     with quiet_transformers():
         stock: Any = AutoTokenizer.from_pretrained(str(folder), config=load_stock_config(folder), **_LOCAL_WITHOUT_CODE)
     template = stock.chat_template
@@ -142,13 +142,13 @@ def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | No
 
 
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:
-    """Load the model with transformers; quantized ones need their own libraries."""
+    """Load the model with transformers; quantized models need further libraries."""
     forbid_kernels()
     quantization = quantization_of(config)
     if quantization is not None:  # transformers would ignore a method that it does not know
         AutoHfQuantizer.from_config(copy.deepcopy(quantization), pre_quantized=True)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if model_class.config_class is not type(config):  # it computes the text of a larger model
+    if model_class.config_class is not type(config):  # the class computes the text of a larger model
         config = config.get_text_config(decoder=True)
         if quantization is not None:
             config.quantization_config = quantization
@@ -183,9 +183,9 @@ def try_model(path: str | Path, model: ModelRunner) -> None:
     """
     found: list[float] = []
     cannot = "transformers' code for it, without kernels from a hub, cannot compute a token"
-    with one_line_errors(path, cannot), contextlib.suppress(NotFiniteError):  # which an answer says
+    with one_line_errors(path, cannot), contextlib.suppress(NotFiniteError):  # answers report it
         if model.network.is_recurrent:
-            with quiet_transformers():  # its fallbacks would say that they are slow
+            with quiet_transformers():  # fallbacks would warn that they are slow
                 try_layers(path, model)
         found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
     if model.options.numerics.fixed and any(found):
@@ -194,7 +194,7 @@ def try_model(path: str | Path, model: ModelRunner) -> None:
 
 
 def try_layers(path: str | Path, model: ModelRunner) -> None:
-    """Try the recurrent layers; if several tokens after a state come out wrong, have them take one at a time.
+    """Try the recurrent layers; if several tokens per call give wrong results, compute one per call.
 
     Raises `ConfigError` if the states cannot be rolled back, or the attention cannot be replaced.
     """
@@ -235,7 +235,7 @@ def adopt_into(model: Any, shared: SharedVocabulary) -> None:
 
 
 def forbid_kernels() -> None:
-    """Hide the library `kernels`, which fetches compiled code from a hub and runs it, in this process."""
+    """Hide the library `kernels` from this process: it would fetch compiled code from a hub and run it."""
     from transformers.utils.import_utils import is_kernels_available
 
     sys.modules["kernels"] = None  # type: ignore[assignment]  # an import fails then

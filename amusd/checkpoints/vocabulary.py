@@ -1,4 +1,4 @@
-"""A draft with other token ids than its target: when it is loaded, its weights are reordered to the target's ids.
+"""Drafts with other token ids than their target: loading reorders a draft's weights to the target's ids.
 
 A shared token is read and proposed as the draft's own. A token that only the target has is never proposed. It is read
 as the longest draft token that its text begins with, so each token keeps one position.
@@ -24,7 +24,7 @@ TokenText: TypeAlias = bytes | str
 """A token's UTF-8, perhaps part of a character; a special token's name, as `str`."""
 
 MIN_SHARE = 0.7
-"""Least share of the tokens of `_ENGLISH` that a draft must propose: below it no mode gains much."""
+"""Least share of `_ENGLISH`'s tokens that a draft must have in its head: with less no mode gains much."""
 _ENGLISH = (
     "The lighthouse at the northern end of the island was built in 1847, after three ships had been lost in a "
     "single winter. Its keeper climbed the narrow staircase every evening, trimmed the lamp and wrote the weather "
@@ -40,13 +40,13 @@ class SharedVocabulary:
     output_ids: Tensor | None
     """[shared] int64, ascending: the target's ids of shared tokens; None: the ids are the same."""
     draft_ids: Tensor
-    """[shared] int64: the draft's ids of them."""
+    """[shared] int64: the draft's ids of shared tokens."""
     readings: Tensor
-    """[ids of the target] int64: the draft's id that is read for each; -1: none."""
+    """[target's ids] int64: the draft's id that is read for each; -1: none."""
 
 
 def share_ids(num_ids: int, num_own: int) -> SharedVocabulary:
-    """The tokens of a target and a draft with one tokenizer, with `num_ids` and `num_own` rows."""
+    """The ids of a target with `num_ids` rows and a draft with `num_own`; both have one tokenizer."""
     ids = torch.arange(num_ids)
     return SharedVocabulary(None, ids[:num_own], torch.where(ids < num_own, ids, -1))
 

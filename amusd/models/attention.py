@@ -27,7 +27,7 @@ class Window:
     """True: a row sees its own chunk of `size` positions. False: the last `size` positions."""
 
     def __getitem__(self, _rows: object) -> Window:
-        """Itself, since transformers slices its masks."""
+        """Return `self`: transformers slices its masks."""
         return self
 
     def first(self, position: Position) -> Position:
@@ -54,15 +54,15 @@ class AttentionInputs(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Without softcap and sinks, which fused kernels lack."""
+        """True without softcap and sinks: fused kernels lack both."""
         return self.softcap is None and self.sinks is None
 
 
 Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
-"""Computes, for the rows of one pass, attention over the slots that each sees: [rows, heads, dim], the keys' dtype."""
+"""Attention of a pass's rows over the slots that each sees: [rows, heads, dim] in the keys' dtype."""
 
 attention_of_pass: ContextVar[Attention] = ContextVar("attention_of_pass")
-"""Attention of the running pass, for `attend`, to which some models of transformers pass no arguments."""
+"""Attention of the running pass, read by `attend`: some models of transformers pass no further arguments."""
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
@@ -210,4 +210,4 @@ def attend(
     query = query[0].transpose(0, 1)
     output = attention_of_pass.get()(AttentionInputs(query, key[0], value[0], scaling, softcap, s_aux, attention_mask))
     output = output[..., :value_dim]
-    return output.to(query.dtype).contiguous().unsqueeze(0), None  # some models view it
+    return output.to(query.dtype).contiguous().unsqueeze(0), None  # some models call `view`

@@ -1,7 +1,7 @@
 """Attention on a CPU, in float32.
 
-Each sequence is computed by products of the same shape as alone, so its bits do not depend on the others. Sequences of
-one shape share a call if their regions of the memory are equally far apart.
+A sequence's products have the same shape alone and among others, so other sequences do not change its bits. Sequences
+of one shape share a call if their regions of the memory are equally far apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     seen: Tensor
     """[rows, end] int64: position of each of the region's first slots on the row's path; -1: not seen.
 
-    It may have more rows than `rows`: padding.
+    Rows beyond those in `rows` are padding.
     """
     first: int
     """The region's first slot."""
@@ -43,7 +43,7 @@ def seen_through(window: Window | None, seen: Tensor) -> Tensor:
 
 
 def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
-    """The attention of a pass of `num_rows` rows. Rows of no part are padding, whose results are finite."""
+    """The attention of a pass of `num_rows` rows. Rows outside all parts are padding with finite results."""
     batches = _batched(parts)
     sizes = [len(batch.rows) for batch in batches]
     computed = [row for batch in batches for row in batch.rows]
@@ -83,7 +83,7 @@ def _can_join(batch: Sequence[Part], part: Part) -> bool:
 
 
 class _Batch:
-    """Parts of one shape [rows, end], at equal distances in the memory, which one call computes."""
+    """Parts of one shape [rows, end] at equal distances in the memory, computed by one call."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts, self._number = parts, len(parts)
@@ -96,7 +96,7 @@ class _Batch:
             self.rows += [*part.rows, *[part.rows.start] * (self._num_rows - len(part.rows))]
 
     def attend(self, query: Tensor, layer: AttentionInputs) -> Tensor:
-        """[rows, heads, dim] for the `query` of `rows`."""
+        """Attention [rows, heads, dim] for `query`, in the order of `rows`."""
         if not layer.is_plain:
             return self._attend_each(query, layer)
         number, rows, key_heads, dim = self._number, self._num_rows, len(layer.keys), query.shape[2]

@@ -1,7 +1,7 @@
 """A lean forward pass for Llama, Mistral, Qwen2 and Qwen3: few operators, packed weights.
 
 Query, key and value are one product, gate and up another. Products add the residual. One complex product rotates
-queries and keys. Keys and values are written in place. Rotation, attention and norms compute in float32. Ranks share
+queries and keys. Keys and values are written in place. Rotation, attention and norms compute in float32. Ranks split
 heads, cache and weights (`sharding.py`). `decoder_weights.py` makes decoders.
 """
 
@@ -25,7 +25,7 @@ from amusd.models.sharding import Ranks
 Norm: TypeAlias = Callable[..., Tensor]
 """RMS norm of rows: `norm(hidden)`, or `norm(hidden, parts)`, which first adds `parts` to `hidden` (`add_parts`).
 
-[rows, width] -> [rows, width], on a CPU perhaps a view.
+[rows, width] -> [rows, width], on a CPU perhaps not contiguous.
 """
 
 
@@ -71,10 +71,10 @@ class Layer:
         memory: PassMemory,
         next_norm: Norm,
     ) -> tuple[Tensor, Tensor]:
-        """The block's output [rows, width] for `hidden` of the same shape, and `next_norm` of it.
+        """The block's output [rows, width] for `hidden` of the same shape, and the output's `next_norm`.
 
-        May overwrite `hidden`. With several ranks, the output holds the sum only in `Ranks.own_rows`. `inputs`: usually
-        the normed `hidden`; `rotation`: [rows, dim / 2] complex.
+        May overwrite `hidden`. With several ranks, only the rows `Ranks.own_rows` of the output are summed. `inputs`:
+        usually the normed `hidden`; `rotation`: [rows, dim / 2] complex.
         """
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory)
@@ -88,7 +88,7 @@ class Layer:
         return self._add(hidden, self.down, F.silu(gate).mul_(up), next_norm)
 
     def _add(self, hidden: Tensor, linear: Linear, rows: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """`hidden` plus the product of all ranks' inputs, summed before rounding, and its norm."""
+        """`hidden` plus the sum of all ranks' products, and the norm of the result."""
         ranks, num_rows = self.ranks, len(hidden)
         if ranks.size == 1:
             hidden = linear.add_to(hidden, rows)
@@ -97,7 +97,7 @@ class Layer:
         return hidden, ranks.whole(normed, num_rows)
 
     def place(self, inputs: Tensor, rotation: Tensor, memory: PassMemory) -> tuple[Tensor, Tensor, Tensor]:
-        """Write keys and values of `inputs` [rows, any] into the memory; returns attention's inputs."""
+        """Write keys and values of `inputs` [rows, any] into the memory; returns query, keys and values."""
         num_queries, num_keys, dim = self.num_queries, self.num_keys, self.dim
         joint = self.query_key_value(inputs).view(len(inputs), -1, dim)  # query, key and value heads
         if joint.device.type != "cpu":
@@ -125,7 +125,7 @@ class Decoder(Network):
     """[positions, dim / 2] complex64: the turn of each pair of a head."""
     layers: Sequence[Layer]
     norms: Sequence[Norm]
-    """A norm for each layer's inputs, then the one for the head's."""
+    """The norm of each layer's inputs, then of the head's."""
     head: Linear
     ranks: Ranks
 
@@ -140,13 +140,13 @@ class Decoder(Network):
     def _run_layers(
         self, hidden: Tensor, normed: Tensor, positions: Tensor, attention: Attention, memory: PassMemory
     ) -> tuple[Tensor, Tensor]:
-        """The last layer's sum and its norm, both [rows, width]. `normed` [rows, any]: the first layer's inputs."""
+        """The last layer's output and its norm, both [rows, width]. `normed` [rows, any]: the first layer's inputs."""
         rotation = self.rotation[positions]  # [rows, dim / 2]
         tapped = () if self.taps is None else self.taps.layers
         own, states = self.ranks.own_rows(len(hidden)), dict[int, Tensor]()
         for layer in self.layers:
             if layer.index in tapped:
-                # a copy, since a layer may add to it in place
+                # a copy: the layer may overwrite `hidden`
                 states[layer.index] = self.ranks.whole(hidden[own].clone(), len(hidden))
             hidden, normed = layer(hidden, normed, rotation, attention, memory, self.norms[layer.index + 1])
         if self.taps is not None:
@@ -158,7 +158,7 @@ class Decoder(Network):
         return self.ranks.join(self.head(normed))[:, : self.vocab_size]
 
     def store(self, inputs: Tensor, positions: Tensor, memory: PassMemory) -> None:
-        """Write every layer's keys and values of `inputs` [rows, width], used in place of normed rows."""
+        """Write the keys and values that every layer makes of `inputs` [rows, width] instead of normed rows."""
         inputs, rotation = inputs.to(self.embedding.dtype), self.rotation[positions]
         for layer in self.layers:
             layer.place(inputs, rotation, memory)

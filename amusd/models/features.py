@@ -1,7 +1,7 @@
-"""The target's hidden states that drafters read, stored beside the keys and values of the same tokens.
+"""Features: the target's hidden states that drafters read, stored beside the keys and values of the same tokens.
 
-They are cut back with the sequence, and a late draft can be sent those of the whole prefix. Layers are counted as in
-transformers' `hidden_states`: state `j` is the input of layer `j`; the last one comes after the final norm.
+They are truncated with the sequence, and a late draft can get those of the whole prefix. States are numbered as in
+transformers' `hidden_states`: state `j` is the input of layer `j`; the last state comes after the final norm.
 """
 
 from __future__ import annotations

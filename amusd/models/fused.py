@@ -1,6 +1,6 @@
-"""Element-wise work of a layer in one kernel each, for GPUs; each kernel saved is a launch and a round trip to memory.
+"""Element-wise steps of a layer as one GPU kernel each, which saves launches and round trips to memory.
 
-On CPUs the decoder works in place (`decoder.py`); the CPU kernels here are the reference of the Triton ones.
+On CPUs the decoder works in place (`decoder.py`). The CPU kernels here are the reference of the Triton kernels.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def rotate_and_store(
     """Norm and rotate queries and keys, write keys and values into a cache; returns the queries.
 
     Args:
-        joint: [rows, heads, dim]: query heads, then as many key heads as value heads; pairs side by side.
+        joint: [rows, heads, dim]: query heads, then equally many key and value heads; rotated pairs side by side.
         rotation: [rows, dim / 2] complex64.
-        norm: [query heads + key heads, dim] float32, the norm's weights of each head; None without such a norm.
+        norm: [query heads + key heads, dim] float32, weights of each head's norm; None: no norm.
         storage: [key heads + value heads, slots, dim] of one layer.
         slots: [rows] int64, where each row is written.
         num_queries: number of query heads.
@@ -64,7 +64,7 @@ def add_and_norm(hidden: Tensor, parts: Tensor | None, weight: Tensor, epsilon: 
 
 
 def add_parts(hidden: Tensor, parts: Tensor) -> None:
-    """Add to `hidden` [rows, width] the float32 sum of `parts` [ranks, rows, width], taken in the order of ranks."""
+    """Add the float32 sum of `parts` [ranks, rows, width], in rank order, to `hidden` [rows, width]."""
     first, *others = parts
     total = first.float()
     for other in others:

@@ -42,7 +42,7 @@ def add_and_norm(hidden, parts, weight, epsilon):
     return normed
 
 
-# One variant whatever the strides: what is compiled depends on the model alone.
+# Strides make no variants: the model alone decides what is compiled.
 @triton.jit(do_not_specialize=["storage_head", "storage_slot"], do_not_specialize_on_alignment=["slots"])
 def _rotate_and_store(
     joint, rotation, norm, storage, slots, query,

@@ -1,4 +1,4 @@
-"""Caches addressed by position: regions of one memory, written in place, read as views, cut back in O(1).
+"""Caches addressed by position: regions of one memory, written in place, read as views, truncated in O(1).
 
 A cache owns the slots [first, first + allocated) of a memory and holds one sequence, by position:
 
@@ -7,9 +7,9 @@ A cache owns the slots [first, first + allocated) of a memory and holds one sequ
     [.., num_keys)              read by attention; masked beyond a row's own position
     [num_keys, allocated)       not read
 
-A position's *slot* counts from the start of the region. The two are equal, unless `keep` has swapped slots or a tree
-has chosen its own. Masked values are multiplied by zero, so they must be finite: after a pass that was not, `wipe`
-writes zeros. States that cannot be cut back are in `recurrent.py`.
+A position's *slot* counts from the start of the region. Slot and position are equal unless `keep` has swapped slots or
+a tree has chosen its own. Masked values are multiplied by zero, so they must be finite: `wipe` writes zeros after a
+pass with other values. `recurrent.py` has states that cannot be truncated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from amusd.models.recurrent import StateHistory, StatePart
 from amusd.sampling.sampler import send
 
 _ALIGNMENT = 64
-_FEATURES = (-1, "features")  # stored like the keys and values of a layer, to move and be wiped with them
+_FEATURES = (-1, "features")  # stored like a layer's keys and values, so that `move` and `wipe` include them
 
 
 class KVMemory:
@@ -79,7 +79,7 @@ class KVMemory:
         return self._tensor(_FEATURES, 1, width, device)[0]
 
     def write(self, part: tuple[int, str], states: Tensor, slots: range | Tensor) -> Tensor:
-        """Write the first of [heads, rows, dim] at `slots`; returns the tensor."""
+        """Write the first rows of `states` [heads, rows, dim] at `slots`; returns the tensor."""
         heads, _, dim = states.shape
         tensor, states = self._tensor(part, heads, dim, states.device), states.narrow(1, 0, len(slots))
         if isinstance(slots, range):
@@ -89,7 +89,7 @@ class KVMemory:
         return tensor
 
     def _sent(self, slots: Tensor) -> Tensor:
-        """`slots`, from the host, on the device of the tensors."""
+        """Copy `slots` from the host to the tensors' device."""
         return send(slots, next(iter(self._tensors.values()), slots).device)
 
     def _tensor(self, part: tuple[int, str], num_heads: int, dim: int, device: torch.device) -> Tensor:
@@ -99,11 +99,11 @@ class KVMemory:
 
 
 class PassMemory(NamedTuple):
-    """A memory, and where one pass reads and writes in it."""
+    """A memory, and the places that one pass reads and writes."""
 
     memory: KVMemory
     slots: range | Tensor
-    """Slots of the first rows: neighbours, or [rows] int64 on the device. Other rows are padding, and not written."""
+    """Slots of the first rows: a range, or [rows] int64 on the device. Further rows are padding and not written."""
     parents: Tensor | None = None
     """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
     states: Sequence[StatePart] = ()
@@ -137,7 +137,7 @@ class KVCache:
     """Keys and values of one sequence: a region of a memory."""
 
     def __init__(self, memory: KVMemory, *, capacity: int, allocated: int, spare: int = 0, number: int = 0) -> None:
-        """`allocated`: slots of the region, padding included; `spare`: those for nodes of a tree."""
+        """`allocated`: slots of the region, padding included; `spare`: slots for nodes of a tree."""
         self.memory = memory
         self.number = number
         self.first = number * allocated
@@ -152,7 +152,7 @@ class KVCache:
         self.history: StateHistory | None = None
         """States of recurrent layers."""
         self.captured: Any = None
-        """The `CapturedPasses` of its memory."""
+        """The `CapturedPasses` of `memory`."""
         self.capacity = capacity
         self.length = 0
 
@@ -176,14 +176,14 @@ class KVCache:
         return token_ids
 
     def advance(self, rows: int) -> None:
-        """Count `rows` rows of a pass in order."""
+        """Add `rows` to the length. Raises `ValueError` beyond the capacity."""
         if self.length + rows > self.capacity:
             raise ValueError(f"{rows} rows at {self.length} exceed the capacity of {self.capacity}")
         self.path_slots = ()
         self.length += rows
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue the sequence with these rows of the last pass. Raises `ValueError` if that was not over paths.
+        """Continue the sequence with `rows` of the last pass. Raises `ValueError` unless that pass was over paths.
 
         With captured passes slots are swapped. Otherwise keys and values are copied to the positions' own slots.
         """
@@ -202,7 +202,7 @@ class KVCache:
         self.advance(len(rows))
 
     def put_in_order(self) -> None:
-        """Move each position to its own slot, as chunks of a prompt require."""
+        """Move each position to the slot of its number, as prompt chunks require."""
         length, self.length = self.length, 0  # nothing is held if the move is interrupted
         self.num_in_table, self.path_slots = 0, ()
         positions = np.flatnonzero(self.slots[:length] != np.arange(length))

@@ -1,4 +1,4 @@
-"""Linear layers for passes of few rows, which take as long as reading their weights (measured in docs/log.md).
+"""Linear layers for passes of few rows, whose time is that of reading the weights (measured in docs/log.md).
 
 Packed: oneDNN's blocked layout. float16: weights that float16 holds, with float32 rows and sums, on x86 CPUs (FBGEMM).
 int8: for drafts on x86 CPUs, with a scale per output (FBGEMM).
@@ -61,7 +61,7 @@ class Weights:
         return cls(torch.cat([part.matrix for part in parts]), torch.cat(filled) if filled else None)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Weights:
-        """The same with `change` applied to matrix and bias; it may select outputs."""
+        """Apply `change`, which may select outputs, to matrix and bias."""
         return Weights(change(self.matrix), None if self.bias is None else change(self.bias))
 
 
@@ -95,13 +95,13 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether float16 weights and rows of `dtype` multiply on `device`."""
+    """Whether `device` multiplies rows of `dtype` by float16 weights."""
     return dtype is torch.float32 and why_not_int8(device) is None
 
 
 def fits_fp16(matrix: Tensor) -> bool:
-    """Whether float16 holds a matrix, with errors of at most 2^-25 (in numbers below 2^-17)."""
-    if matrix.dtype is torch.bfloat16:  # which has fewer digits
+    """Whether float16 holds a matrix, with errors of at most 2^-25 (from bfloat16 only below 2^-17)."""
+    if matrix.dtype is torch.bfloat16:  # has fewer digits than float16
         return bool(matrix.abs().max() <= torch.finfo(torch.float16).max)
     return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
 
@@ -135,7 +135,7 @@ class PlainLinear(Linear):
         if self._bias is not None:
             return super().add_to(residual, rows)
         if residual.is_cuda:
-            return residual.addmm_(rows, self._weight.t())  # elsewhere the residual would be copied first
+            return residual.addmm_(rows, self._weight.t())  # `addmm` would copy the residual first
         return torch.addmm(residual, rows, self._weight.t())
 
 
@@ -143,7 +143,7 @@ class PackedLinear(Linear):
     """A `Linear` over a copy of the weight in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        # The same operators without Python's look-ups per call.
+        # Overloads, looked up once instead of in each call.
         product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - no public name
         self._multiply: Callable[..., Tensor] = product.default
         self._multiply_add: Callable[..., Tensor] = product.binary
@@ -156,7 +156,7 @@ class PackedLinear(Linear):
         return self._multiply(rows, self._weight, self._bias, "none", [], "")
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """See `Linear`; a new tensor, summed before rounding."""
+        """See `Linear`; returns a new tensor, rounded once."""
         return self._multiply_add(rows, residual, self._weight, self._bias, "add")
 
 

@@ -18,26 +18,26 @@ from amusd.models.kv_cache import PassMemory
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Network(ABC):
-    """What `ModelRunner` needs of a network."""
+    """The interface of a network to `ModelRunner`."""
 
     implementation = "amusd"
     device: torch.device
     cache_dtype: torch.dtype
     num_ids: int
-    """Token ids that it takes in: `[0, num_ids)`."""
+    """Input token ids are in `[0, num_ids)`."""
     vocab_size: int
     """Columns of the logits; a reduced head has fewer than `num_ids`."""
     weight_bytes: int
-    """Bytes of weights that one pass reads at most (of all experts), with the head and without the embedding."""
+    """Most bytes of weights that one pass reads: all experts and the head, without the embedding."""
     taps: FeatureTaps | None
-    """Write features for drafters; None: no drafter reads any."""
+    """Writes features for drafters; None: no drafter reads any."""
     feature_width: int = 0
     """Width of the feature that each row reads (`PassMemory.parents`); 0: none."""
     is_recurrent: bool = False
-    """Layers keep states that cannot be cut back: `PassMemory.states` has those of a pass."""
+    """Whether layers keep states that cannot be truncated (`PassMemory.states`)."""
     attention_shape: tuple[int, int, int] | None = None
-    """Query heads, key heads, head size. None: a width is no multiple of the CPU's vector, so other instructions may
-    compute its rest.
+    """Query heads, key heads, head size. None: not known, or some width is no multiple of the CPU's vector, so that
+    other instructions may compute the rest.
     """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The rule for how many rows and keys a forward pass computes with. Knows no torch.
+"""The rule for how many rows and keys a forward pass computes with. Needs no torch.
 
 A row's last bits depend on how many rows share its matrix products and how many keys attention sums. `fixed` makes both
 a function of the position alone, so that block lengths, which timing decides, cannot change the numbers.
@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROMPT_STEP = 128
-"""Chunks of a prompt end at its multiples: attention's border on a CPU."""
+"""On a CPU chunks of a prompt end at multiples of this: attention's borders."""
 TRACK_STRIDE = 16
-"""A multiple of every number of float32 lanes that CPUs have (4, 8, 16)."""
+"""Tracks are multiples of this apart: every CPU's float32 lanes (4, 8, 16) divide it."""
 NUM_TRACKS = 3
 """Most rows of one position in a pass; a third alternative is hardly ever right."""
 
@@ -29,11 +29,11 @@ class Numerics:
     width: int
     """Most rows of a verification pass; with `fixed`, every pass has the bits of one with this many rows."""
     fixed: bool
-    """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
+    """True: equal bits whatever the blocks. False: as little padding as the device allows."""
     prefill_chunk: int = PROMPT_STEP
-    """Prompt tokens per pass; chunks end at its multiples."""
+    """Prompt tokens per pass; chunks end at multiples of this."""
     has_borders: bool = True
-    """With `fixed`: attention reads keys up to the next multiple of `prefill_chunk`, and no block crosses one.
+    """With `fixed`: attention reads keys up to the next multiple of `prefill_chunk`, which no block crosses.
 
     False: sums do not depend on the number of keys, as on GPUs (`row_attention.py`).
     """
@@ -44,12 +44,12 @@ class Numerics:
     def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
         """The rule for a device (`cpu`, `cuda:0` ...)."""
         if device == "cpu":
-            # With `bucketed` each row costs time there: none is free for another path.
+            # With `bucketed` each row costs a CPU time: no row is free for another path.
             return cls(width=width, fixed=fixed, num_tracks=NUM_TRACKS if fixed else 1)
         return cls(width=width, fixed=fixed, prefill_chunk=1024, has_borders=False, num_tracks=NUM_TRACKS)
 
     def max_rows(self, start: int) -> int:
-        """Most tokens of a pass whose first is at `start`."""
+        """Most tokens of a pass that begins at `start`."""
         border = self._border_after(start)
         return self.width if border is None else min(self.width, border - start)
 
@@ -63,11 +63,11 @@ class Numerics:
 
     @property
     def track_stride(self) -> int:
-        """Slots between tracks: more than a path has rows."""
+        """Slots between tracks: at least `width`."""
         return self._round_up(self.width, TRACK_STRIDE)
 
     def tracks_at(self, start: int) -> int:
-        """Tracks of a pass whose first row is at `start` (at least 1)."""
+        """Tracks of a pass that begins at `start` (at least 1)."""
         border = self._border_after(start)
         if border is None or self.num_tracks == 1:
             return self.num_tracks

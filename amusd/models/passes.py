@@ -1,7 +1,7 @@
 """One forward pass: its sequences' rows, what is sampled, and what comes out.
 
-A *slot* is where a token's keys and values lie in a cache; a *position* is the token's distance from the start of its
-path, and is rotated into its keys. Nodes of different branches may share a position, never a slot.
+A *slot* is the place of a token's keys and values in a cache. A *position* is the token's distance from the start of
+its path; keys are rotated by it. Nodes of different branches may share a position, never a slot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Paths:
     prefix: npt.NDArray[np.int64]
     """[length], in order."""
     branches: Sequence[Sequence[int]]
-    """The row's own slot is the last one; the others may be of earlier passes."""
+    """The last slot of a branch is the row's own; others may be of earlier passes."""
 
     @property
     def positions(self) -> list[int]:
@@ -60,13 +60,13 @@ class Paths:
 
     @property
     def num_keys(self) -> int:
-        """Slots from the first to the last that is read."""
+        """Number of slots up to the last that is read."""
         return max(int(self.prefix.max(initial=-1)), *(max(branch) for branch in self.branches)) + 1
 
     def seen(self, num_keys: int, num_rows: int) -> npt.NDArray[np.int64]:
-        """[num_rows, num_keys]: position of each slot that a row sees, its own included, and -1 for the others.
+        """[num_rows, num_keys]: position of each slot that a row sees, the row's own included; -1: not seen.
 
-        Padding sees what the first row does.
+        Padded rows see the first row's slots.
         """
         before = len(self.prefix)
         seen = np.full((num_rows, num_keys), -1)
@@ -83,15 +83,15 @@ class Rows:
 
     token_ids: Sequence[int]
     cache: KVCache
-    """Each cache once per pass; all share their memory."""
+    """The caches of a pass differ, and share one memory."""
     wanted: SamplerRows | None = None
     """None: the most likely tokens."""
     parents: Sequence[int] | None = None
     """[rows - 1] for paths: the row before each but the first."""
     num_again: int = 0
-    """Leading rows whose tokens the cache held before. They are computed again; the output has no logits of them."""
+    """Number of leading rows that are computed again for tokens that the cache held; the output lacks their logits."""
     num_final: int = 1
-    """Leading rows that no rollback drops. Negative: the last `-num_final` tokens before them may be dropped, too."""
+    """Number of leading rows that no rollback drops. Negative: `-num_final` earlier tokens may be dropped, too."""
     paths: Paths | None = None
     """Slots of a tree (the caller's) or of `parents` (the model's). None: a chain."""
 
@@ -103,7 +103,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     steps: int
     """Most steps of a pass."""
     dtype: str
-    """Rank 0's, which all ranks must have."""
+    """Rank 0's dtype, which all ranks must have."""
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
@@ -140,7 +140,7 @@ class Wipe(msgspec.Struct, frozen=True, tag=True):
 
 
 RankCommand: TypeAlias = Prepare | Prefill | Forward | Keep | Wipe
-"""Work that all ranks of a model do at once."""
+"""A command that all ranks of a model run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class ModelOutput:
     logits: Tensor
     """[rows, vocab]: row i scores the token after input i.
 
-    Captured passes leave them on the device, valid until the next pass.
+    Captured passes leave logits on the device, valid until the next pass.
     """
     wanted: SamplerRows | None = None
     """None: the most likely tokens."""
@@ -176,7 +176,7 @@ class ModelOutput:
             return int(self.columns[row]), nothing if self.outputs is None else self.outputs[row]
         logits = self.logits[row].float().numpy()
         if self.wanted is None:
-            column = int(logits.argmax())  # of a NaN, if there is one
+            column = int(logits.argmax())  # a NaN counts as the largest
             check_finite(logits[column])
             return column, nothing
         check_finite(logits.max())
@@ -197,8 +197,8 @@ def check_finite(largest: npt.ArrayLike) -> None:
 def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Paths:
     """Slots of paths that share their first row, after a cache's tokens. `parents`: see `Rows`.
 
-    A row's slot is its position plus a stride for each track before its own; in captured passes, whose sums do not
-    depend on slots, the next free one. Raises `ValueError` for too few tracks, or a row before its parent.
+    A row's slot is its position plus a stride for each lower track. Captured passes take the next free slots, since
+    their sums do not depend on slots. Raises `ValueError` for too few tracks, or a row before its parent.
     """
     start = cache.length
     rows = place_rows(parents, numerics.tracks_at(start))

@@ -1,10 +1,10 @@
-"""States of recurrent layers. They cannot be cut back, so they are kept at a few lengths of a sequence.
+"""States of recurrent layers. A state cannot be truncated, so states are kept at a few lengths of a sequence.
 
     0 ............ state ............ length
                      [ fed once more ) [ rows of the next pass )
 
-A pass leaves a state after its final rows, which no rollback drops, and one after its last row. After a rollback the
-next pass begins at the newest state that is left.
+A pass leaves a state after its final rows, which no rollback drops, and after its last row. After a rollback the next
+pass begins at the newest state left.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from weakref import WeakSet
 from torch import Tensor
 
 State: TypeAlias = dict[int, Any]
-"""By number of layer: transformers' cache layer, whose tensors passes change in place."""
+"""Layer number -> transformers' cache layer, whose tensors passes change in place."""
 _MOST_UNKEPT = 16
 """Tokens that a draft may run ahead of the newest state that is kept."""
 
 
 @dataclass(eq=False)
 class StatePart:
-    """One sequence's rows in a pass, from `first` on: the final ones, then others."""
+    """One sequence's rows in a pass, from `first` on: final rows, then others."""
 
     history: StateHistory
     first: int
@@ -34,12 +34,12 @@ class StatePart:
     num_final: int
     """See `Rows`."""
     state: State = field(default_factory=dict)
-    """Before the pass; afterwards after its last row."""
+    """State before the pass, then after its last row."""
     final: State = field(default_factory=dict)
-    """After the final rows; empty if no others follow."""
+    """State after the final rows; empty if all rows or none are final."""
 
     def pieces(self, layer: int, most: int | None) -> Iterator[slice]:
-        """Yield the rows of each call of a layer, and keep its state after the final rows.
+        """Yield the rows of each call of a layer, and keep the layer's state after the final rows.
 
         `most`: rows of a call; None: any number.
         """
@@ -63,7 +63,7 @@ class StateHistory:
         self._shelf = shelf
 
     def newest(self, length: int) -> int:
-        """The greatest length up to `length` at which there is a state."""
+        """The greatest length up to `length` that has a state; 0: none."""
         return max((place for place in self.states if place <= length), default=0)
 
     @property
@@ -74,13 +74,13 @@ class StateHistory:
         return sum(part.nbytes for each in parts for part in each.values() if isinstance(part, Tensor))
 
     def truncate(self, length: int) -> None:
-        """Forget what lies beyond `length`."""
+        """Drop tokens and states beyond `length`."""
         del self.token_ids[length:]
         self.states = {place: state for place, state in self.states.items() if place <= length}
         self.kept = {place: number for place, number in self.kept.items() if place <= length}
 
     def begin(self, first: int, token_ids: Sequence[int], num_final: int) -> StatePart:
-        """A pass of these tokens after the newest state."""
+        """Begin a pass of these tokens at the newest state."""
         start = len(self.token_ids)
         state = self.states.pop(start, {})
         is_far = num_final < 0 and start - self.newest(start) >= _MOST_UNKEPT
@@ -89,7 +89,7 @@ class StateHistory:
         return StatePart(self, first, token_ids, num_final, state)
 
     def end(self, part: StatePart) -> None:
-        """Take in the tokens of a pass and its states; those that no rollback needs are dropped."""
+        """Add a pass's tokens and states; drop states that no rollback or prompt needs."""
         final = len(self.token_ids) + part.num_final
         self.token_ids += part.token_ids
         self.states[len(self.token_ids)] = part.state
@@ -106,7 +106,7 @@ class StateHistory:
 
 
 class StateShelf:
-    """Keeps states for other prompts: the newest ones over all sequences."""
+    """Keeps the newest states of all sequences for other prompts."""
 
     def __init__(self, most_bytes: int = 0) -> None:
         self._most_bytes = most_bytes
@@ -114,19 +114,19 @@ class StateShelf:
         self._numbers = itertools.count()
 
     def add(self, history: StateHistory, place: int) -> None:
-        """Keep the state of `history` at length `place`; the oldest ones give way."""
+        """Keep the state of `history` at length `place`; drop the oldest beyond the limit."""
         history.kept[place] = next(self._numbers)
         self._histories.add(history)
         kept = sorted((number, place, each) for each in self._histories for place, number in each.kept.items())
         most = self._most_bytes // max(1, history.state_bytes)
         for _, oldest, each in kept[: max(0, len(kept) - most)]:
             del each.kept[oldest]
-            if oldest < len(each.token_ids):  # else the sequence goes on from it
+            if oldest < len(each.token_ids):  # else the sequence needs this state
                 each.states.pop(oldest, None)
 
 
 def copied(layer: Any) -> Any:
-    """A copy of a cache layer, whose tensors are its own."""
+    """A copy of a cache layer with tensors of its own."""
     twin = copy.copy(layer)
     for name, parts in vars(layer).items():
         if isinstance(parts, dict):

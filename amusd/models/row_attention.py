@@ -1,7 +1,7 @@
 """Attention of a few rows over many keys: chains, trees and several sequences in one operator of fixed shapes.
 
 A row sees the positions `[first, position]` of its path; `first` is 0 without a window. The sequence's slot table has
-the slots of positions below its length, the row's branch the others. Keys are summed in an order that depends on
+the slots of positions below its length; the row's branch has the others. The order in which keys are summed depends on
 positions alone, so a row's bits depend only on its query and its path's keys and values.
 
 No shape depends on the context and the host reads nothing, so the operator can be captured. It is a Triton kernel on a
@@ -22,13 +22,13 @@ from amusd.sampling.operators import register_triton
 
 BLOCK = 64
 SPLIT = 4 * BLOCK
-"""Positions summed apart until the end, so that many multiprocessors share a long context."""
+"""Positions of a split, summed apart from others, so that many multiprocessors share a long context."""
 NUM_NEAR = 16
 """Number of first splits of one block: short contexts occupy many multiprocessors, too."""
 
 
 def num_splits(num_positions: int) -> int:
-    """Splits of so many positions on a GPU, a function of the position alone."""
+    """Number of splits of the first `num_positions` positions on a GPU."""
     near = min(num_positions, NUM_NEAR * BLOCK)
     return -(-near // BLOCK) - (-(num_positions - near) // SPLIT)
 
@@ -62,8 +62,8 @@ def attend_rows(
         positions: [seqs, rows] int64; -1 is a padded row, whose result is 0.
         scaling: factor of the scores.
         softcap: scores become `softcap * tanh(scores / softcap)`; 0 leaves them.
-        sinks: [heads], a further score in each softmax that has no value; padded rows stay 0.
-        firsts: [seqs, rows] int64, the first position that each row sees, or less; None: 0.
+        sinks: [heads], a further score without a value in each softmax; padded rows stay 0.
+        firsts: [seqs, rows] int64, the first position that each row sees, perhaps below 0; None: 0.
     """
     slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions, firsts)
     weights, total = _weigh(query, keys[:, slots].float(), seen, scaling, softcap, sinks)
@@ -75,7 +75,7 @@ def attend_rows(
 def _weigh(
     query: Tensor, keys: Tensor, seen: Tensor, scaling: float, softcap: float, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Weights of each row's own keys [key_heads, seqs, rows, width, dim], and their sums [.., group, 1], in float32."""
+    """float32 weights of each row's `keys` [key_heads, seqs, rows, width, dim], and their sums [.., group, 1]."""
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     folded = query.float().mul(scaling).view(seqs, rows, key_heads, heads // key_heads, dim).permute(2, 0, 1, 3, 4)
@@ -94,7 +94,7 @@ def _weigh(
 def _slots_of_paths(
     table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor, firsts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The slot of each position for each row, and whether it sees it; both [seqs, rows, width]."""
+    """The slot of each position for each row, and whether the row sees it; both [seqs, rows, width]."""
     wanted = torch.arange(table.shape[1], device=table.device)
     seen = wanted <= positions.unsqueeze(-1)
     if firsts is not None:

@@ -1,11 +1,10 @@
 """`attend_rows` in Triton: one kernel for the splits of the keys, one that combines them.
 
-A program takes a tile of rows and one key head through some splits (`num_splits`). Its rows are pairs of a row and a
+A program computes one tile and one key head over some splits (`num_splits`). A tile's rows are pairs of a row and a
 query head of the group, so the heads of a group share loads. A block that all rows read through the table is one item;
-a block beyond the length is an item for each path. Rows of other paths multiply its keys by zero, which changes no bit.
+a block beyond the length is an item for each path. Rows of other paths weigh its values by zero, which changes no bit.
 
-A tile's size follows from the model alone, so no other size changes the order of a sum. Importing this module imports
-triton.
+The model alone decides a tile's size, and so the order of each sum. Importing this module imports triton.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 from amusd.models.row_attention import attend_rows as ordinary
 
 NUM_PROGRAMS = 1024
-"""About the most programs of the first kernel, which take splits in turn: 8 for each multiprocessor of an H100.
+"""About the most programs of the first kernel: 8 for each multiprocessor of an H100. Programs take splits in turn.
 
-More would start without work, which costs microseconds.
+More programs would start without work, which costs microseconds.
 """
 
-_MOST_BYTES = 1024  # of a head: as many fit neither into shared memory nor into registers
+_MOST_BYTES = 1024  # a head of this size fits neither into shared memory nor into registers
 
 _BLOCK = tl.constexpr(BLOCK)
 _SPLIT = tl.constexpr(SPLIT)
@@ -35,8 +34,8 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 def tile_of(group: int) -> tuple[int, int]:
     """Tile of a model with `group` query heads per key head: rows of the product, and rows of the pass.
 
-    8 rows of the pass or more, so that a pass of 8 reads its keys once. `tl.dot` takes 16 at least; beyond 64 the sums
-    of a dimension of 128 leave the registers, so large groups have fewer rows.
+    Up to a group of 8, a tile has at least 8 rows of the pass, so that a pass of 8 reads its keys once. `tl.dot` takes
+    at least 16 rows. Larger groups have fewer rows of the pass: sums beyond 64 x 128 leave the registers.
     """
     size = max(16, min(64, triton.next_power_of_2(8 * group)), triton.next_power_of_2(group))
     return size, size // group
@@ -94,8 +93,8 @@ def _num_warps(num_sums: int, item_size: int) -> int:
 def _num_stages(num_sums: int, padded_dim: int, item_size: int) -> int:
     """Items under way at once.
 
-    3: slots, keys and values, products. 2, for want of shared memory, where a block's keys and values exceed 32 KiB (a
-    head of 128 in bfloat16). 1 beyond a tile of 64 x 128 in bfloat16: some GPUs have 99 KiB.
+    3: slots, keys and values, products. 2 if a block's keys and values exceed 32 KiB of shared memory, the size for a
+    head of 128 in bfloat16. 1 beyond a tile of 64 x 128 in bfloat16: some GPUs have 99 KiB.
     """
     if num_sums * item_size > 64 * 128 * 2:
         return 1
@@ -119,13 +118,13 @@ def _split_of(position):
 
 @triton.jit
 def _first_seen(first, position):
-    """The first position that a row sees; that of a padded row is beyond all."""
+    """The first position that a row sees; for a padded row, beyond all positions."""
     return tl.where(position < 0, 2147483647, tl.maximum(first, 0).to(tl.int32))
 
 
 @triton.jit
 def _window(firsts, live, position, has_window: tl.constexpr):
-    """The first position that each row of a tile sees, not used without a window, and the tile's first split."""
+    """The first position that each row of a tile sees (unused without a window), and the tile's first split."""
     first, first_split = position, 0
     if has_window:
         first = _first_seen(tl.load(firsts, mask=live, other=0), position)
@@ -133,7 +132,7 @@ def _window(firsts, live, position, has_window: tl.constexpr):
     return first, first_split
 
 
-# No variants by the values of numbers or the alignment of inputs: what is compiled depends on the model alone.
+# Values and alignment of inputs make no variants: the model alone decides what is compiled.
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def _attend_splits(
     query, keys, values, table, lengths, branches, row_paths, positions, firsts, sums, maxima, totals,
@@ -150,7 +149,7 @@ def _attend_splits(
     live = (pair < size // group * group) & (row < num_rows)
     position = tl.load(positions + seq * num_rows + row, mask=live, other=-1).to(tl.int32)
     path = tl.load(row_paths + seq * num_rows + row, mask=live, other=0).to(tl.int32)
-    num_used = tl.minimum(tl.max(path, 0) + 1, num_paths)  # the others would cost products, and change nothing
+    num_used = tl.minimum(tl.max(path, 0) + 1, num_paths)  # other paths would cost products and change nothing
     last = tl.max(position, 0)
     first, first_split = _window(firsts + seq * num_rows + row, live, position, has_window)
     length = tl.load(lengths + seq)
@@ -183,7 +182,7 @@ def _attend_split(
     keys, values, table, branches, depth, scaling,
     has_window: tl.constexpr, softcap: tl.constexpr, dim: tl.constexpr,
 ):  # fmt: skip
-    """The first position of a split; for each row, the largest score, the sum of the weights and that of the values."""
+    """The first position of a split; for each row, largest score, sum of weights, weighted sum of values."""
     is_near = split < _NUM_NEAR
     start = tl.where(is_near, split * _BLOCK, _NUM_NEAR * _BLOCK + (split - _NUM_NEAR) * _SPLIT)
     num_blocks = tl.minimum((last - start) // _BLOCK + 1, tl.where(is_near, 1, _SPLIT // _BLOCK))
@@ -217,7 +216,7 @@ def _attend_split(
 def _block(
     item, start, num_shared, num_used, position, first, path, length, table, branches, depth, has_window: tl.constexpr
 ):
-    """Positions of an item's block; up to which each row sees them; whether any row does; and their slots."""
+    """The positions of an item's block, the last that each row sees, whether any row sees each, and the slots."""
     beyond = tl.maximum(item - num_shared, 0)
     block = tl.minimum(item, num_shared) + beyond // num_used
     item_path = beyond % num_used
@@ -234,7 +233,7 @@ def _block(
 
 @triton.jit
 def _online_softmax(scores, values, mask, maximum, total, result):
-    """Maximum, total and sums of the weighted values, with a further block."""
+    """`maximum`, `total` and `result` with one more block."""
     larger = tl.maximum(maximum, tl.max(scores, 1))
     finite = tl.where(larger == float("-inf"), 0.0, larger)
     kept = tl.exp2(maximum - finite)  # 1 for rows that do not see the block

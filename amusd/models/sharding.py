@@ -1,7 +1,7 @@
 """How a model is split among ranks, and how their parts become one result.
 
 Query, key, value, gate and up are split by outputs (whole key heads with their query heads), output and down by inputs:
-two exchanges per layer. The embedding is whole on every rank, the head is split by tokens. Shares may differ by one.
+two exchanges per layer. Every rank has the whole embedding; the head is split by tokens. Shares may differ by one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from amusd.sampling.sampler import Level
 
 
 class Ranks:
-    """The processes that compute one model, as one of them sees them. The base class is a single process."""
+    """The ranks that compute one model, seen from one of them. The base class is a single rank."""
 
     captures = True
     """Whether exchanges can be part of a CUDA graph."""
@@ -24,7 +24,7 @@ class Ranks:
         self.size = size
 
     def own_rows(self, _num_rows: int) -> slice:
-        """The rows of a pass that this rank adds up: all of them, or its share of many."""
+        """The rows of a pass that this rank sums: all, or its share of many."""
         return slice(None)
 
     def parts(self, part: Tensor) -> Tensor:
@@ -47,17 +47,17 @@ class Ranks:
         """Raise `PeerError` if another rank is known to be gone: device results are void then."""
 
     def abort(self) -> None:
-        """End the exchanges of a pass that failed. None works afterwards."""
+        """End the exchanges of a failed pass. No exchange works afterwards."""
 
     def announce(self, work: RankCommand, level: Level | None) -> None:
-        """Tell the other ranks to do the same, with a sampler of this level."""
+        """Send `work` and the level of its sampler to the other ranks."""
 
 
 ALONE = Ranks(0, 1)
 
 
 def share(count: int, ranks: Ranks) -> range:
-    """This rank's part of `count` things."""
+    """This rank's part of `count` items."""
     return range(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
 
 

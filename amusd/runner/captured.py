@@ -4,8 +4,8 @@ A shape is the number of sequences, the rows of each, and the sampler. All else 
 chains, trees and paths share a graph, and a rollback only changes numbers. Each further draft step has a graph, which
 reads the token chosen by the step before.
 
-With `fixed` every pass computes `width` rows for all caches, and samples those of one sequence or of all. Otherwise it
-computes one sequence or all, with one row each or `width`.
+With `fixed` every pass computes `width` rows of each cache and samples one sequence or all. Otherwise a pass computes
+one sequence or all, with one row or `width` rows each.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class PassShape:
     rows: int
     """Rows of each sequence, padded; 1 in a further step."""
     step: int
-    """0: reads the rows of a pass; else the token chosen by the step before."""
+    """0: the inputs are a pass's rows; else the token of the step before."""
     sampler: RowSampler | None
     """None: the most likely token."""
     sequences: int
-    """Sequences that are sampled: one or all."""
+    """Number of sequences that are sampled: one or all."""
 
 
 class CapturedPasses:
@@ -53,11 +53,11 @@ class CapturedPasses:
     def __init__(self, model: ModelRunner, caches: Sequence[KVCache]) -> None:
         self._model, self._memory, self._num_caches = model, caches[0].memory, len(caches)
         self.graphs: dict[PassShape, Replay] = {}
-        self._logits = torch.empty(0)  # of the last pass: the graphs share them, as each would keep many megabytes
+        self._logits = torch.empty(0)  # of the last pass; graphs share the tensor, since each would keep many megabytes
         self._is_sealed = False
         self._inputs = PassInputs(model, caches)
         self._buffers: dict[RowSampler, SamplerBuffer] = {}
-        # The columns chosen, and the bits of the logit of each, as float64: both come to the host in one copy.
+        # The chosen columns, and the bits of their float64 logits: one copy brings both to the host.
         self._results = Pinned((2, self._inputs.num_places), torch.int64, model.device)
         self._columns, self._largest = self._results.device[0], self._results.device[1].view(torch.float64)
 
@@ -108,7 +108,7 @@ class CapturedPasses:
         self._is_sealed = True
 
     def _num_computed(self, shape: PassShape) -> int:
-        """Sequences that are computed."""
+        """Number of sequences that a pass computes."""
         return self._num_caches if self._model.numerics.fixed else shape.sequences
 
     def _graph(self, shape: PassShape) -> Replay:
@@ -120,7 +120,7 @@ class CapturedPasses:
             self._inputs.send((), shape.rows, self._num_computed(shape), shape.step)
             with torch.inference_mode():
                 self.graphs[shape] = self._captured(partial(self._compute, shape))
-            self._model.wait()  # then the pinned inputs may be written again
+            self._model.wait()  # afterwards the pinned inputs may be overwritten
         return self.graphs[shape]
 
     def _captured(self, work: Work) -> Replay:

@@ -1,8 +1,8 @@
-"""Passes without capture: on a CPU with `cpu_attention`; of recurrent models on any device.
+"""Passes without capture: of all models on a CPU (`cpu_attention`), of recurrent models on any device.
 
 Linear layers, norms and activations compute the rows of all sequences in one call. `row_counts.py` finds how many rows
-may share a call without a change of bits. Attention computes each sequence alone; with `fixed`, in the shapes of a pass
-of that sequence alone.
+may share a call without a change of bits. Attention computes each sequence alone, with `fixed` in shapes that do not
+depend on other sequences.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _KEYS_STEP = 64
 
 
 class EagerPasses:
-    """Passes over any caches, for one thread, since each pass writes its rows to the same memory."""
+    """Passes over any caches, for one thread, since all passes share one buffer of inputs."""
 
     def __init__(
         self, network: Network, numerics: Numerics, max_length: int, fetch: Callable[[Tensor], Tensor], *, varies: bool
     ) -> None:
-        """`max_length`: positions that the model knows; `fetch`: makes a copy on the host.
+        """`max_length`: number of the model's positions; `fetch`: makes a copy on the host.
 
         `varies`: calls may have other numbers of rows than `width`.
         """
@@ -103,7 +103,7 @@ class EagerPasses:
                 states.append(history.begin(first, rows.token_ids, rows.num_final))
         self._inputs[:, num_rows:computed] = PADDING_ID  # at position 0
         slots: range | Tensor = self._tensors[SLOT][:num_rows]
-        if is_alone and batch[0].paths is None:  # neighbours are written faster
+        if is_alone and batch[0].paths is None:  # neighbouring slots are written faster
             start = batch[0].cache.first + batch[0].cache.length
             slots = range(start, start + num_rows)
         token_ids, positions = self._tensors[TOKEN][:computed], self._tensors[POSITION][:computed]

@@ -1,4 +1,4 @@
-"""Finds the fastest way to compute passes on a GPU whose results agree with torch's plain operators.
+"""Finds the fastest way to compute a GPU's passes that agrees with torch's plain operators.
 
 Fast parts are left out in this order: CUDA graphs, Triton's kernels, torch's fused attention of prompts.
 """
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 _PROMPT_LENGTH = 70
-"""More than one block of `attend_rows`."""
+"""Prompt tokens: more than one block of `attend_rows`."""
 _LEAST_LIMIT, _LIMIT_IN_EPSILONS = 0.01, 32
-"""Largest accepted difference: 0.25 in bfloat16; rounding gives 0.015 to 0.05, defects 0.3 and more."""
+"""Largest accepted `_difference`: 0.25 in bfloat16; rounding gives 0.015 to 0.05, defects 0.3 and more."""
 
 
 def find_way(model: ModelRunner, cache: KVCache) -> str:
-    """Leave out fast parts until results agree with plain torch's, and say which; returns the way in words.
+    """Leave out fast parts until results agree with plain torch's, and log which; returns the way in words.
 
     `cache` is empty before and after, and keeps the graphs captured here. Raises `AmusdError` for a lost device.
     """
@@ -69,7 +69,7 @@ def find_way(model: ModelRunner, cache: KVCache) -> str:
 
 
 def try_triton(device: str) -> None:
-    """Run a first Triton kernel on `device`; if it fails, let torch compute instead, and say so in one line.
+    """Run a first Triton kernel on `device`; if it fails, let torch compute instead, and log a warning.
 
     Triton compiles its launcher with the machine's C compiler and Python's headers.
     """
@@ -105,8 +105,8 @@ def _compute(model: ModelRunner, cache: KVCache, length: int) -> Tensor:
 def _difference(found: Tensor, expected: Tensor) -> float:
     """The larger difference, of logits or noise, in standard deviations of `expected`.
 
-    It is each row's root mean square, averaged over the rows: one row of a trained model may reach 0.08 in bfloat16. 0
-    where `expected` is not finite, as with damaged weights.
+    Each is a row's root mean square, averaged over the rows, since one row of a trained model may reach 0.08 in
+    bfloat16. 0 if `expected` is not finite (damaged weights).
     """
     if not expected.isfinite().all() or torch.equal(found, expected):
         return 0.0

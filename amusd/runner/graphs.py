@@ -1,6 +1,6 @@
 """CUDA graphs: work on fixed addresses, captured once and replayed with one launch.
 
-Captures, replays and events name their device, since torch would else use the current one.
+Captures, replays and events name their device, since torch's default is the current device.
 
 References: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -26,13 +26,13 @@ Capture = Callable[[Work], Replay]
 """Turns work on fixed addresses into a function that repeats it."""
 
 DEVICE_SECONDS = 60.0
-"""Longest replay before the device counts as lost."""
+"""Longest wait for a device, which then counts as lost."""
 _WARM_UP_RUNS = 2  # kernels are chosen, and memory is allocated, in the first runs
-_CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device computes
+_CHECK_SECONDS = 0.005  # between checks of the other ranks while the device computes
 
 
 def run_each_time(work: Work) -> Replay:
-    """A `Capture` that captures nothing: graphs are turned off, or fail."""
+    """A `Capture` that captures nothing, for graphs that are off or fail."""
     return work
 
 
@@ -41,9 +41,9 @@ def graph_capture(device: torch.device) -> Capture:
     stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # of torch
 
     def capture(work: Work) -> Replay:
-        """Run `work` three times with its present inputs. Raises `DeviceError`."""
+        """Call `work` twice, then once more to capture it. Raises `DeviceError`."""
         graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
-        # The stream is current around the capture, too, since torch leaves it so where a capture fails.
+        # The stream is current around the capture, too, since torch leaves it current if a capture fails.
         with torch.cuda.device(device), torch.cuda.stream(stream):
             stream.wait_stream(caller)
             for _ in range(_WARM_UP_RUNS):
@@ -76,10 +76,10 @@ def _capturing(device: torch.device, pool: Any) -> Iterator[None]:
             warnings.filterwarnings("error", message="The CUDA Graph is empty")
             yield
     except Exception as error:
-        with contextlib.suppress(RuntimeError):  # where torch has ended the capture, this is done
+        with contextlib.suppress(RuntimeError):  # if torch has ended the capture already
             torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001 - no public name
             torch._C._cuda_releasePool(device.index, pool)  # noqa: SLF001 - no public name
-        cause = error.__context__ or error  # torch's own error says only that there was one before
+        cause = error.__context__ or error  # torch's own error says only that an earlier one exists
         if isinstance(cause, AmusdError):  # of lost ranks
             raise cause from None
         raise DeviceError(f"a pass on {device} cannot be captured: {first_line(cause)}") from error
@@ -111,7 +111,7 @@ def wait_for(device: torch.device, check: Callable[[], None] = lambda: None) -> 
 
 
 def fetch(found: Tensor, wait: Callable[[], None]) -> Tensor:
-    """A copy on the host, by way of pinned memory, once `wait` has waited for the device."""
+    """A copy on the host (pinned for a GPU), complete after `wait`."""
     on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.device.type == "cuda")
     on_host.copy_(found, non_blocking=True)
     wait()

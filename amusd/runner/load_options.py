@@ -26,19 +26,19 @@ class LoadOptions:
     """Dtype of the weights: one of torch's, or `int8`, converted from float32."""
     device: str = "cpu"
     model_impl: str = "auto"
-    """`transformers`: its code computes models that the lean decoder covers, too."""
+    """`transformers`: use transformers even for models that the lean decoder covers."""
     capture: Capture | None = None
     """How passes are captured on a GPU; None on a CPU."""
     tokens_per_step: int = 1
-    """Most steps of a pass, which a device takes without the host."""
+    """Most steps of a pass, all computed without the host."""
     state_bytes: int = 0
-    """Most memory for states of recurrent layers that are kept for prompts which begin alike."""
+    """Most bytes of recurrent states that are kept for prompts with the same beginning."""
     ranks: Ranks = ALONE
-    """Those that share the model; `capture` includes their exchanges."""
+    """Ranks that share the model; `capture` includes their exchanges."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:
-    """Dtype in which weights are read; int8 ones are made from float32."""
+    """Dtype in which weights are read; for `int8`, float32 before conversion."""
     result: torch.dtype = torch.float32 if dtype == INT8 else getattr(torch, dtype)
     return result

@@ -51,7 +51,7 @@ class ModelRunner:
         self.numerics, self.capture = options.numerics, options.capture
         self.tokens_per_step, self.ranks = options.tokens_per_step, options.ranks
         self._shelf = StateShelf(options.state_bytes)
-        if network.is_recurrent:  # one chain of a sequence at a time, without padding, whose shapes a graph cannot hold
+        if network.is_recurrent:  # unpadded chains, one per sequence: a graph cannot hold their shapes
             self.numerics = replace(self.numerics, fixed=False, num_tracks=1)
             self.capture, self.tokens_per_step = None, 1
         self.implementation, self.device = network.implementation, network.device
@@ -62,16 +62,16 @@ class ModelRunner:
         self._is_prepared = False
         self._eager = None
         if self.capture is None:
-            # How the sums of ranks are rounded may depend on the place of a row.
+            # With several ranks the rounding of a sum may depend on the row's place.
             copied, is_alone = self.fetch if self.device.type == "cuda" else Tensor.cpu, self.ranks.size == 1
             self._eager = EagerPasses(network, self.numerics, self.max_length, copied, varies=is_alone)
 
     def new_cache(self, capacity: int, *, spare: int = 0) -> KVCache:
-        """One of `new_caches`."""
+        """A single cache; see `new_caches`."""
         return self.new_caches(1, capacity, spare=spare)[0]
 
     def new_caches(self, num_caches: int, capacity: int, *, spare: int = 0) -> list[KVCache]:
-        """Empty caches for sequences of at most `capacity` tokens, which share their memory.
+        """Empty caches in one shared memory, each for a sequence of at most `capacity` tokens.
 
         `spare`: slots for nodes of a tree. Raises `ValueError` beyond `max_length`.
         """
@@ -94,7 +94,7 @@ class ModelRunner:
         return caches
 
     def cache_bytes(self, num_caches: int) -> int:
-        """Bytes of `num_caches` caches of `max_length`. Computes a pass, which alone shows the shapes."""
+        """Bytes of `num_caches` caches of `max_length`. Computes a pass, since only a pass shows the shapes."""
         cache = self.new_cache(1)
         self.prefill((0,), cache)
         states = 0 if cache.history is None else 2 * cache.history.state_bytes
@@ -103,7 +103,7 @@ class ModelRunner:
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
-        Afterwards a captured pass of another shape raises `DeviceError`. The first call on a GPU runs `find_way`.
+        Afterwards other captured shapes raise `DeviceError`. The first call on a single rank's GPU runs `find_way`.
         """
         if self.capture is not None and not self._is_prepared:
             if self.device.type == "cuda" and self.ranks.size == 1:
@@ -125,14 +125,14 @@ class ModelRunner:
             done += count
 
     def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
-        """One pass over rows of several sequences, whose caches share their memory.
+        """One pass over rows of several sequences, whose caches share one memory.
 
         A chain has 1 to `numerics.max_rows(cache.length)` tokens, by which `cache.length` grows. Each further step
         takes in the token chosen by the step before, while the cache has room; the last token is not taken in. Paths
         have up to `numerics.width` rows on `numerics.tracks_at(cache.length)` tracks; the length stays until `keep`.
-        Trees have up to `numerics.width` nodes, and leave the length.
+        Trees have up to `numerics.width` nodes; the length stays.
 
-        A row's logits are those of its path alone. Raises `ValueError`, before any change, for what does not fit.
+        A row's logits are those of its path alone. Raises `ValueError`, before any change, for rows that do not fit.
         """
         if not 1 <= steps <= self.tokens_per_step:
             raise ValueError(f"{steps} steps: must be between 1 and {self.tokens_per_step}")
@@ -148,13 +148,13 @@ class ModelRunner:
         self.compute(Keep(cache, rows))
 
     def wipe(self, cache: KVCache) -> None:
-        """Write zeros beyond the length of `cache`, after a pass that was not finite."""
+        """Write zeros beyond the length of `cache`, after a pass with non-finite values."""
         self.compute(Wipe(cache))
 
     def compute(self, work: RankCommand, sampler: RowSampler | None = None) -> list[ModelOutput]:
-        """Run a command. Rank 0 announces it, and each follower calls this with what it received.
+        """Run a command. Rank 0 announces the command, and each follower calls this method with it.
 
-        `sampler`: the one that serves every sequence; None: the most likely tokens.
+        `sampler`: serves every sequence; None: the most likely tokens.
         """
         batch = [self._laid_out(rows) for rows in work.rows] if isinstance(work, Forward) else []
         try:
@@ -166,11 +166,11 @@ class ModelRunner:
             raise
 
     def _compute(self, work: RankCommand, batch: Sequence[Rows], sampler: RowSampler | None) -> list[ModelOutput]:
-        """`batch`: the rows of a `Forward`, laid out."""
+        """`batch`: the laid-out rows of a `Forward`."""
         passes = self._eager or work.cache.captured
         match work:
             case Prepare(cache, steps, dtype):
-                if dtype != (own := self.options.dtype):  # NCCL would take one's bytes for the other's
+                if dtype != (own := self.options.dtype):  # NCCL would mix bytes of both dtypes
                     said = f"{dtype} on rank 0, {own} on rank {self.ranks.rank}"
                     raise ConfigError(f"target.dtype=auto: {said}; allowed: the name of one dtype")
                 passes.prepare(cache, steps, sampler)
@@ -196,9 +196,9 @@ class ModelRunner:
         return []
 
     def read_features(self, batch: Sequence[tuple[KVCache, range]]) -> Sequence[Tensor]:
-        """The features of positions that caches hold, those of all drafters side by side.
+        """Features [positions, width] of each range of positions, all drafters' side by side.
 
-        bfloat16 [rows, width] on the host, in one copy from a GPU.
+        bfloat16 on the host, in one copy from a GPU.
         """
         memory, device = batch[0][0].memory, self.device
         slots = [cache.first + cache.slots[positions.start : positions.stop] for cache, positions in batch]
@@ -217,7 +217,7 @@ class ModelRunner:
             stored.index_copy_(0, places, send(features, self.device).to(stored.dtype))
 
     def sampling_state(self, cache: KVCache) -> tuple[SamplingState, int]:
-        """The state that the sequences of a memory share, and the number of this cache's sequence in it."""
+        """The sampling state of all sequences of a memory, and the number of this cache's sequence."""
         memory = cache.memory
         if memory not in self._sampling:
             device = self.device if self._eager is None else "cpu"  # where logits are
@@ -240,11 +240,11 @@ class ModelRunner:
                 raise
             ranks.abort()
             raise RankLostError(f"a rank of the target is silent: {error}") from None
-        if ranks.rank == 0:  # which alone uses the results
+        if ranks.rank == 0:  # the other ranks use no results
             ranks.check()
 
     def _laid_out(self, rows: Rows) -> Rows:
-        """The same rows with the slots of their paths. Raises `ValueError` for what no pass can hold."""
+        """`rows` with the slots of their paths. Raises `ValueError` for rows that no pass can hold."""
         cache, numerics, parents = rows.cache, self.numerics, rows.parents
         count, start = len(rows.token_ids), cache.length
         is_chain = parents is None and rows.paths is None
@@ -261,7 +261,7 @@ class ModelRunner:
         return replace(rows, paths=paths)
 
     def _resumed(self, rows: Rows) -> Rows:
-        """The same rows, with the tokens before them that the newest state of recurrent layers lacks."""
+        """`rows`, after the earlier tokens that the newest recurrent state lacks."""
         if rows.cache.history is None:
             return rows
         again = rows.cache.go_back()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from amusd.runner.model_runner import ModelRunner
 
 TOKEN, POSITION, SLOT, PARENT, PATH = range(5)
-"""A row's token id, position and slot in the memory, the slot of the token before it, and the number of its path."""
+"""Indices in `PassInputs.rows`: token id, position, slot in the memory, slot of the token before, the path's number."""
 CACHE, LENGTH, LAST_ROW = range(3)
-"""The number of a sequence's cache, the position where its paths begin, and the place of its last real row."""
+"""Indices in `PassInputs.sequences`: number of the cache, position where paths begin, place of the last real row."""
 PADDING_ID = 0
 _NO_POSITION = -1  # a padded row: it sees nothing
 
@@ -49,11 +49,11 @@ class Pinned:
         self.device = torch.zeros_like(self._host, device=device)
 
     def send(self, part: slice = slice(None)) -> None:
-        """Hand these rows on to the device."""
+        """Copy these rows to the device."""
         self.device[part].copy_(self._host[part], non_blocking=True)
 
     def fetch(self) -> None:
-        """Have the device write to the host."""
+        """Copy all numbers to the host."""
         self._host.copy_(self.device, non_blocking=True)
 
 
@@ -68,14 +68,14 @@ class SamplerBuffer:
         self.inputs.send()
 
     def send(self, batch: Sequence[Rows], places: Sequence[Sequence[int]]) -> None:
-        """Write what each sequence wants to its places, and send it."""
+        """Write each sequence's inputs to its places, and send all inputs."""
         for rows, those in zip(batch, places, strict=True):
             self.inputs.host[those] = self._neutral if rows.wanted is None else rows.wanted.inputs
         self.inputs.send()
 
 
 class PassInputs:
-    """The inputs of a captured pass, parts of one buffer, which is sent in one copy.
+    """The inputs of a captured pass: parts of one buffer that is sent in one copy.
 
         sequences   [3, caches]: `CACHE`, `LENGTH`, `LAST_ROW`
         rows        [5, places]: `TOKEN`, `POSITION`, `SLOT`, `PARENT`, `PATH`
@@ -102,8 +102,8 @@ class PassInputs:
         self._table = Pinned((number * allocated,), torch.int64, model.device)
         self._table.host[:] = np.arange(number * allocated)
         self._table.send()
-        self._unsent: list[int] = []  # entries of the table: the first and last of what changed
-        # The last slots of each cache, which no token has and padding is written to.
+        self._unsent: list[int] = []  # the first and last entry of each change of the table
+        # The last slots of each cache hold no tokens: padding is written to them.
         ends = allocated * np.arange(1, number + 1)[:, None]
         self._scratch = ends - np.arange(num_places_of_each, 0, -1)
 
@@ -123,7 +123,7 @@ class PassInputs:
         return attend_by_table(table, lengths, branches, row_paths, positions)
 
     def send(self, batch: Sequence[Rows], rows: int, sequences: int, num_further: int) -> list[list[int]]:
-        """Send a pass padded to `rows` rows of each of `sequences`; returns the places of each sequence of `batch`.
+        """Send a pass padded to `sequences` times `rows` rows; returns the places of each sequence of `batch`.
 
         A sequence's places are those of its rows, then one for each of `num_further` steps.
         """
@@ -161,7 +161,7 @@ class PassInputs:
         self._sequences[LENGTH] = self._allocated
 
     def _write_further(self, index: int, rows: Rows, num_steps: int) -> None:
-        """Write positions and slots of a chain's further steps, up to the capacity; beyond it they are padding."""
+        """Write positions and slots of a chain's further steps; steps beyond the capacity are padding."""
         cache, start = rows.cache, rows.cache.length + len(rows.token_ids)
         places = slice(self._first_place(1) + index, self._first_place(num_steps + 1), self._num_caches)
         self._rows[POSITION, places] = np.minimum(np.arange(start, start + num_steps), self._max_length - 1)
@@ -171,7 +171,7 @@ class PassInputs:
     def _write_paths(self, index: int, first: int, rows: Rows) -> int:
         """Write a sequence's paths, and the path of its rows from `first` on; returns the number of paths.
 
-        A row continues its parent's path, unless another row has.
+        A row continues its parent's path, unless another row already does.
         """
         assert rows.paths is not None
         path_of: dict[tuple[int, ...], int] = {}
@@ -186,9 +186,9 @@ class PassInputs:
         return num_paths
 
     def _write_table(self, cache: KVCache, slots: npt.NDArray[np.int64], *, is_own: bool) -> None:
-        """Have a cache's part of the table begin with `slots`.
+        """Write `slots` to the start of a cache's part of the table.
 
-        `is_own`: they are `cache.slots`, of which the table has `num_in_table`. Changes are noted before they are
+        `is_own`: `slots` are the cache's, and the table has `num_in_table` of them. Changes are noted before they are
         written and counted after, so that an interrupt loses none.
         """
         start = cache.num_in_table if is_own else 0

@@ -1,13 +1,13 @@
 """A torch process group for the ranks of one model, and a watch for lost ranks.
 
-Where each rank has its own GPU it is NCCL, otherwise gloo. It carries tensors only, neither encrypted nor
+The backend is NCCL if each rank has its own GPU, else gloo. The group carries only tensors, neither encrypted nor
 authenticated.
 
 gloo: an exchange blocks the host, and raises when another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
-NCCL: an exchange is put on the current stream. If another rank is gone, its kernel spins, and the host may block in any
-call that needs the device. So a thread watches the links and aborts the group. torch holds a lock during an abort, and
-each exchange takes the lock, so none may begin once a rank is lost. In CUDA graphs:
+NCCL: an exchange is put on the current stream. If another rank is gone, the exchange's kernel spins, and the host may
+block in any call that needs the device. So a thread watches the links and aborts the group. torch holds a lock during
+an abort, and each exchange takes that lock, so no exchange may begin once a rank is lost. In CUDA graphs:
 
 - All ranks capture the same exchanges in the same order, and replay the same graph.
 - The first exchange, before any capture, makes the communicator.
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 EXCHANGE_SECONDS = 60.0
 MANY_ROWS = 128
-"""From this many rows on, as prompts have, each rank adds up a share: two exchanges with fewer bytes."""
-_WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
+"""With this many rows, as in prompts, each rank sums a share of the rows: two exchanges with fewer bytes."""
+_WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: after our own deadline, whose error says more
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
 """Longest wait for an abort, since NCCL waits for graphs to be destroyed."""
-_BEGUN_SECONDS = 0.1  # in which an exchange that has begun reaches the device
+_BEGUN_SECONDS = 0.1  # time for a begun exchange to reach the device
 _NCCL_HINT = "NCCL_DEBUG=INFO says more; try NCCL_P2P_DISABLE=1, or name the network in NCCL_SOCKET_IFNAME"
 
 
 def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend:
-    """NCCL where each rank has its own GPU, as it demands; else gloo."""
+    """NCCL if each rank has its own GPU, as NCCL demands; else gloo."""
     on_gpus = all(device.startswith("cuda") for device in devices)
     return "nccl" if on_gpus and (len(set(devices)) == len(devices) or not same_machine) else "gloo"
 
@@ -66,7 +66,7 @@ class ProcessGroup(Ranks):
     def __init__(
         self, rank: int, size: int, folder: str, backend: Backend = "gloo", host: str = "127.0.0.1", store: Any = None
     ) -> None:
-        """`folder`: where the ranks meet if there is no `store` of torch; `host`: this machine's, for gloo."""
+        """`folder`: where the ranks meet if there is no `store` of torch; `host`: this machine, for gloo."""
         super().__init__(rank, size)
         from torch.distributed import distributed_c10d as c10d
 
@@ -76,8 +76,8 @@ class ProcessGroup(Ranks):
         self._group: Any = None
         self._links: dict[int, ZeroMQTransport] = {}
         self._using = threading.Lock()
-        """Held by the thread that uses a link: this rank's, or that of the watch."""
-        self._is_lost = False  # another rank is: no further result may be used
+        """Held by the thread that uses a link: the rank's or the watch's."""
+        self._is_lost = False  # another rank is lost: no further result may be used
         self._is_over = threading.Event()
         # A daemon, since nothing can end an abort that waits for a graph.
         self._watch = threading.Thread(target=self._watch_others, name="amusd-rank-watch", daemon=True)
@@ -86,7 +86,7 @@ class ProcessGroup(Ranks):
         self._options.asyncOp = self._row_options.asyncOp = False  # NCCL: on the current stream, and returns no work
 
     def form(self, device: str) -> None:
-        """Form the group with the others. Raises `RankLostError` once one is lost, and after `EXCHANGE_SECONDS`."""
+        """Form the group with the other ranks. Raises `RankLostError` for a lost rank, or after `EXCHANGE_SECONDS`."""
         self._watch.start()
         failures = [f"not within {EXCHANGE_SECONDS:g} s"]
         # A thread of its own, since nothing ends the forming of a communicator that waits for a rank.
@@ -106,9 +106,9 @@ class ProcessGroup(Ranks):
         try:
             self._group = self._make(str(part.device))
             work = self._group._allgather_base(parts, part, type(self._options)())  # noqa: SLF001 - as in `gather`
-            work.wait(timedelta(seconds=EXCHANGE_SECONDS))  # with a time, it blocks the host
+            work.wait(timedelta(seconds=EXCHANGE_SECONDS))  # a timeout makes `wait` block the host
             failures.clear()
-        except Exception as error:  # noqa: BLE001 - the rank that waits says it
+        except Exception as error:  # noqa: BLE001 - `form` raises it
             failures.append(first_line(error))
 
     def _make(self, device: str) -> Any:
@@ -136,7 +136,7 @@ class ProcessGroup(Ranks):
     def parts(self, part: Tensor) -> Tensor:
         """See `Ranks`. Raises as `gather`.
 
-        NCCL would add in an order that depends on an element's place in the message, and so a row's bits on its place.
+        Sums by NCCL would make a row's bits depend on the row's place in the message.
         """
         if len(part) < MANY_ROWS:
             return self.gather(part)
@@ -162,16 +162,16 @@ class ProcessGroup(Ranks):
             raise self._reason(RankLostError(f"{'rank 0' if self.rank else 'a rank'} of the target is gone"))
 
     def abort(self) -> None:
-        """See `Ranks`. Waits for it up to `ABORT_SECONDS`. Idempotent."""
+        """See `Ranks`. Waits up to `ABORT_SECONDS` for the abort. Idempotent."""
         if self._watch.ident is None:
             return
         self._is_over.set()
         self._watch.join(ABORT_SECONDS)
-        if self._watch.is_alive():  # it ends with the graphs, and must not return to an interpreter that has ended
+        if self._watch.is_alive():  # the thread ends with the graphs, and must not outlive the interpreter
             atexit.register(self._watch.join, ABORT_SECONDS)
 
     def close(self) -> None:
-        """Leave the others. Idempotent."""
+        """Leave the group. Idempotent."""
         self.abort()
         with self._using:
             for link in self._links.values():
@@ -190,25 +190,25 @@ class ProcessGroup(Ranks):
 
     def _abort_group(self) -> None:
         """End this rank's exchanges. Over NCCL this may wait for ever for graphs to be destroyed."""
-        with suppress(RuntimeError):  # over NCCL it has been aborted, or did not end: nothing more can be done
+        with suppress(RuntimeError):  # NCCL: the abort was done before, or failed; nothing more can be done
             if self._group is None:
                 return
             if self._backend == "nccl":
                 self._group.abort()
-            else:  # whose own `abort` ends no wait
+            else:  # gloo's own `abort` ends no wait
                 break_gloo(self._group, (self.rank + 1) % self.size)
 
     def _num_own_rows(self, num_rows: int) -> list[int]:
         return [len(share(num_rows, Ranks(rank, self.size))) for rank in range(self.size)]
 
     def _all_to_all(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """The rows that the ranks, in their order, send to this one; `sent`: numbers of rows for each of them."""
+        """The rows that this rank receives, in rank order; `sent`: number of rows for each rank."""
         result = rows.new_empty((sum(received), *rows.shape[1:]))
         self._exchange(self._group.alltoall_base, result, rows.contiguous(), received, sent, self._row_options)
         return result
 
     def _exchange(self, begin: Callable[..., Any], *given: Any) -> None:
-        """Exchange tensors, unless a rank is lost. Raises the reason why that fails."""
+        """Exchange tensors. Raises the reason if a rank is lost or the exchange fails."""
         self.check()
         try:
             work = begin(*given)

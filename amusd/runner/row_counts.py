@@ -1,4 +1,4 @@
-"""Finds by computing how many rows a CPU may compute at once without a change of bits."""
+"""Measures how many rows a CPU may compute at once without a change of bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amusd.models.network import Network
 from amusd.models.numerics import PROMPT_STEP
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
-"""Numbers of rows per call to try, in widths; the last is the most."""
+"""Numbers of rows per call to try, as multiples of `width`."""
 _MOST_KEYS = 20 * PROMPT_STEP
 _TIMED_PASSES = 2
 
@@ -24,7 +24,7 @@ class RowCounts:
     """Numbers of rows per call at which every row has the bits of a pass of `width` rows."""
 
     def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
-        """`max_length`: positions that the model knows; `only_width`: try no other numbers."""
+        """`max_length`: number of the model's positions; `only_width`: try no other row counts."""
         self._network = network
         self._width = width
         self._positions = torch.arange(width).clamp_(max=max_length - 1)
@@ -32,7 +32,7 @@ class RowCounts:
         self._fewer: list[int] = []
         self._candidates = [width]
         if not only_width:
-            # Rows that end inside a vector differ too rarely for the comparison to detect it.
+            # If rows end inside a vector, bits differ too rarely for the comparison to detect.
             self._fewer = [*range(2, min(8, width), 2), *range(8, width, 4)] if network.attention_shape else []
             self._candidates = [*self._fewer, *(width * number for number in WIDTHS)]
         self._seconds: dict[int, list[float]] = {}
@@ -50,7 +50,7 @@ class RowCounts:
         return found
 
     def of_attention(self, rows: int, cache: KVCache) -> int:
-        """Least agreeing number of query rows that holds one sequence's `rows`."""
+        """Least agreeing number of query rows for one sequence's `rows`."""
         if cache.allocated > _MOST_KEYS:
             return self._width
         return next((number for number in self._agreeing_attention if number >= rows), self._width)
@@ -58,8 +58,8 @@ class RowCounts:
     def _find_quickest(self, rows: int) -> int:
         """The quickest agreeing number that is at least `rows`; one must exist.
 
-        Up to `width` rows kernels suit some numbers better: on a Zen 5 bfloat16 products of 4 or 6 rows take 0.83 of
-        the time of 2. Beyond `width` it is the least number.
+        Up to `width` rows, kernels suit some numbers better: on a Zen 5, bfloat16 products of 4 or 6 rows take 0.83 of
+        the time of 2. Beyond `width` the least number is taken.
         """
         fitting = [number for number in self.up_to(max(rows, self._width)) if number >= rows]
         return min(fitting, key=self._time) if rows <= self._width and len(fitting) > 1 else fitting[0]
@@ -73,7 +73,7 @@ class RowCounts:
         if num_rows == self._width:
             return True
         choices = [torch.arange(num_rows) % self._width]
-        if num_rows < self._width:  # each row at least once, as other sums may be rounded alike
+        if num_rows < self._width:  # each row at least once: some sums may agree by chance
             starts = [min(start, self._width - num_rows) for start in range(0, self._width, num_rows)]
             choices = [torch.arange(start, start + num_rows) for start in starts]
         return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in choices)
@@ -111,5 +111,5 @@ class RowCounts:
 
 
 def _own_values(layer: AttentionInputs) -> Tensor:
-    """An `Attention` of rows to themselves alone."""
+    """An `Attention` of each row to itself alone."""
     return layer.values.transpose(0, 1).repeat_interleave(layer.query.shape[1] // len(layer.keys), dim=1)

@@ -1,4 +1,4 @@
-"""Measures whether a token's logits depend on what shares its pass. They must not under `verify_width=fixed`."""
+"""Measures whether a token's logits depend on other rows of its pass. With `verify_width=fixed` they must not."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from amusd.runner.model_runner import ModelRunner
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 NEIGHBOURS = (1, 5)
-"""Each other sequence has the same tokens, rotated by this number."""
+"""Each further sequence has the tokens rotated by one of these."""
 
 
 def measure_width_invariance(
     model: ModelRunner, prompt: Sequence[int], num_tokens: int, num_caches: int = 1 + len(NEIGHBOURS)
 ) -> list[float]:
-    """For each row, the largest difference of its logits between passes of one token and of more; 0: none.
+    """For each row, the largest difference of a logit between passes of one token and of more; 0: none.
 
     `num_tokens` are decoded greedily one by one, then computed again in ragged blocks, among other paths, and beside
-    other sequences, over one memory of `num_caches`, for which a GPU computes rows in each pass. Raises
-    `NotFiniteError`.
+    other sequences. All share a memory of `num_caches` caches; a GPU computes rows of each. Raises `NotFiniteError`.
     """
     several, found = model.new_caches(num_caches, len(prompt) + num_tokens)[: 1 + len(NEIGHBOURS)], list[float]()
     for caches, ways in ((several[:1], (_in_batches, _in_paths)), (several, (_in_batches,))):
@@ -46,7 +45,7 @@ def measure_width_invariance(
 
 
 def _in_paths(model: ModelRunner, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    """Position and logits [vocab] from passes that hold the next token after others, on the lower tracks."""
+    """Position and logits [vocab] from passes with the next token on the last track, after other tokens."""
     found, cache = [], caches[0]
     while (start := cache.length) < len(tokens):
         num_others = min(model.numerics.tracks_at(start), model.numerics.width - 1) - 1

@@ -1,4 +1,4 @@
-"""The acceptance rules: which candidates of a block are kept, and which token replaces the first other one.
+"""The acceptance rules: which candidates of a block are kept, and which token replaces the first rejected one.
 
 Equality (greedy decoding and matching): a candidate is accepted when it is the target's own choice.
 
@@ -54,8 +54,8 @@ def accept_along(
 ) -> tuple[Acceptance, tuple[int, ...]]:
     """Follow the target's choices from row 0 through equal candidates; also returns the rows followed.
 
-    `choose(row)`: the target's choice after that row of the pass, which has `num_rows`. `next_row(row, token_id)`: the
-    row of the candidate `token_id` after `row`, or None; `num_rows` for one that came too late for the pass.
+    `choose(row)`: the target's choice after a row of the pass; the pass has `num_rows`. `next_row(row, token_id)`: row
+    of the candidate `token_id` after `row`, or None; `num_rows` if the candidate came too late for the pass.
     """
     token_ids: list[int] = []
     rows = [0]
@@ -73,7 +73,7 @@ def accept_along(
 
 @dataclass(frozen=True, slots=True)
 class TokenProbs:
-    """The distribution that a candidate was drawn from: n tokens, whose ids ascend."""
+    """The distribution that a candidate was drawn from: n tokens with ascending ids."""
 
     token_ids: npt.NDArray[Any]
     probabilities: npt.NDArray[np.float32]
@@ -85,7 +85,7 @@ class TokenProbs:
         return float(self.probabilities[index]) if found else 0.0
 
     def pack(self) -> bytes:
-        """The bytes that travel."""
+        """The bytes to send."""
         return self.token_ids.astype(_ID).tobytes() + self.probabilities.astype(_PROBABILITY).tobytes()
 
 
@@ -151,11 +151,11 @@ class RatioTest(SequenceSampler):
     ) -> Acceptance:
         """The tokens that a pass over rows from position `start` on commits.
 
-        `logits` [rows, columns]; `packed`: from `inputs`; `judged`: the candidates, and one that came during the pass.
+        `logits` [rows, columns]; `packed`: from `inputs`; `judged`: the candidates, a late one included.
         """
         packed = np.concatenate((packed, self._facts(len(logits), start, judged, draft_probs).view(np.int64)), 1)
         inputs = self.state.send(torch.from_numpy(packed))
-        at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU looks no further than it has to
+        at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU stops at the first rejection
         token_ids: list[int] = []
         for rows in zip(torch.split(logits, at_once), torch.split(inputs, at_once), strict=True):
             for is_kept, recovered in self.state.fetch(self._verdicts(*rows)).tolist():
@@ -167,10 +167,10 @@ class RatioTest(SequenceSampler):
     def _facts(
         self, num_rows: int, start: int, judged: Sequence[int], draft_probs: Sequence[TokenProbs]
     ) -> npt.NDArray[np.float64]:
-        """[rows, 2 + 2 n]: the candidate, the least p that keeps it, q's n tokens and their probabilities."""
+        """[rows, 2 + 2 n]: the candidate, the bound that p must exceed, q's n tokens and their probabilities."""
         most = max((len(q.token_ids) for q in draft_probs), default=1)
         facts = np.zeros((num_rows, 2 + 2 * most))
-        facts[:, 1] = np.inf  # without a candidate none is kept
+        facts[:, 1] = np.inf  # rows without a candidate keep none
         for row, (candidate, q) in enumerate(zip(judged, draft_probs, strict=True)):
             least = uniform(key_of(self.distribution.seed, start + 1 + row, Domain.ACCEPT)) * q.of(candidate)
             facts[row, :2] = candidate, least
@@ -187,7 +187,7 @@ class RatioTest(SequenceSampler):
         p = _shaped(self, logits, packed).double().softmax(1)
         is_kept = least < p.gather(1, candidates.long())
         excess = residual(p, ids.long(), q_probs).log().float()
-        temperature = torch.ones(len(p), device=p.device)  # which is in p already
+        temperature = torch.ones(len(p), device=p.device)  # p includes the temperature
         recovered = noisy_argmax(excess, self.state.codes, SamplerInputs.of(packed).key, temperature)
         return torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1)
 
@@ -195,7 +195,7 @@ class RatioTest(SequenceSampler):
 def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
     """[rows, columns]: the excess of p [rows, columns] over q, not normalised; p itself where both are equal.
 
-    `ids` int64 and `q_probs` [rows, n]: the tokens that could be drawn; 0 for padding.
+    `ids` int64 and `q_probs` [rows, n]: q's tokens and their probabilities; padded with 0.
     """
     left = p.scatter_add(1, ids, -q_probs).clamp_(min=0)
     return torch.where(left.any(1, keepdim=True), left, p)

@@ -1,4 +1,4 @@
-"""Noise without a generator, and draws by it: a token's noise depends on seed, position and token id alone.
+"""Noise without a generator, and draws: a token's noise depends on seed, position, domain and token id alone.
 
 So a rollback rewinds nothing, and processes with the same seed agree. Integers are equal on all devices; the two
 logarithms may differ in their last bits.
@@ -10,11 +10,11 @@ logarithms may differ in their last bits.
     noise         -log(-log(1 - v)), standard Gumbel; its largest values come from the smallest v, the most precise ones
     score         logit + scale * noise; the argmax is a draw from softmax(logits / scale)
 
-A draft that adds the same noise to its own logits guesses right with probability (1 - TV) / (1 + TV) at least, TV being
-the total variation distance of the two distributions.
+A draft that adds the same noise to its own logits guesses right with a probability of at least (1 - TV) / (1 + TV); TV
+is the total variation distance of the two distributions.
 
 References:
-    The rounds are of the kind of C. Wellons' hash prospector, https://nullprogram.com/blog/2018/07/31/
+    Rounds are like those of C. Wellons' hash prospector, https://nullprogram.com/blog/2018/07/31/
     Keys are mixed as in SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2714064.2660195).
     Daliri, Musco, Suresh 2024, Coupling without communication, https://arxiv.org/abs/2408.07978
 """
@@ -46,26 +46,26 @@ LAST_SHIFT = 16
 _CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
 UNIT = 2.0**-32
 _FEW = 128
-"""Columns that get noise first."""
+"""Number of columns that `choose` tries first."""
 _SLACK = 1e-6
-"""Share by which the bound on counters is widened, for rounding."""
+"""Relative slack of the bound on counters, for rounding."""
 
 
 class Domain(enum.IntEnum):
-    """A use of noise, independent of the others."""
+    """A use of noise; uses are independent."""
 
     MATCHING = 0
     """The choices of draft and target where a candidate must equal the target's choice."""
     DRAFT = 1
-    """The draft's draws under the ratio test, as the two below."""
+    """Ratio test: the draft's draws."""
     ACCEPT = 2
-    """Whether a candidate is kept."""
+    """Ratio test: whether a candidate is kept."""
     RESAMPLE = 3
-    """The token in place of a rejected candidate, or after all of them."""
+    """Ratio test: the token in place of a rejected candidate, or after all candidates."""
 
 
 def key_of(seed: int, position: int, domain: Domain) -> int:
-    """The 64 bits of one position of one request."""
+    """The 64-bit key of one position of one request."""
     return _mix64(_mix64(_mix64(seed) ^ position) ^ domain)
 
 
@@ -142,8 +142,8 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
     """The column of one row with the largest score, on a CPU; the largest logit must be finite.
 
-    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Few others have a counter
-    small enough to win.
+    `left`: the columns to choose from; None: all. The likeliest columns get noise first. Few other columns have a
+    counter small enough to win.
     """
     if scale == 0:
         return int(logits.argmax())

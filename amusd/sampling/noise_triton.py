@@ -42,8 +42,8 @@ def _kernel(  # type: ignore[no-untyped-def]
     number = (number ^ (number >> second_shift)) * second
     number = (number ^ (number >> third_shift)) * third
     number = (number ^ (number >> last_shift)).to(tl.int32, bitcast=True)
-    # -v where v < 1/2, else 1 - v, which is small and has the precision.
-    # log1p(x) = log(u) x / (u - 1) for u = 1 + x, whose rounding cancels.
+    # -v where v < 1/2, else 1 - v: small numbers are precise.
+    # log1p(x) = log(u) x / (u - 1) for u = 1 + x: the rounding of u cancels.
     signed = (number.to(tl.float32) + 0.5) * -unit
     shifted = 1.0 + signed
     is_tiny = shifted == 1.0

@@ -21,7 +21,7 @@ class Triton:
 
 @contextlib.contextmanager
 def without_triton() -> Iterator[None]:
-    """Inside, torch computes the operators on GPUs, in all threads."""
+    """Make torch compute the operators on GPUs, in all threads."""
     before, Triton.is_used = Triton.is_used, False
     try:
         yield
@@ -32,7 +32,7 @@ def without_triton() -> Iterator[None]:
 def register_triton(module: str, *, mutates: str | None = None) -> Callable[[_Compute], Any]:
     """Register an operator of torch; on GPUs the function of the same name in `module` computes it.
 
-    `module` imports triton. `mutates`: the argument that it writes, if any.
+    `module` imports triton. `mutates`: the argument to write, if any.
     """
 
     def register(ordinary: _Compute) -> Any:

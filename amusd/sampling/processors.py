@@ -1,7 +1,7 @@
 """From logits to the sampled distribution: bias, penalties, temperature, top-k, top-p, min-p, in this order.
 
-A sum of floats depends on its order, which would move top-p's border, so a GPU sums integers. A CPU takes row after
-row, likely columns first.
+A GPU sums integers, since the order of a sum of floats would move top-p's border. A CPU computes row after row, likely
+columns first.
 
 References: Order and meaning as in transformers' logits processors; penalties count as in vLLM: repetition over prompt
 and answer, presence and frequency over the answer.
@@ -23,11 +23,11 @@ Row = npt.NDArray[np.float32]
 """[columns]."""
 Columns = npt.NDArray[np.intp]
 _SOME, _STRIDE = 512, 16
-"""Columns looked at first; a sample of each 16th finds their border."""
+"""Number of columns examined first; a sample of every 16th finds the border."""
 _GROUPS = 512
-"""Most groups of columns."""
+"""Most groups of columns in `largest_columns`."""
 _UNIT = 2.0**40
-"""The weight of the likeliest column; 2^22 columns sum up to an int64."""
+"""The weight of the likeliest column; an int64 holds sums of 2^22 columns."""
 
 
 def penalized(xp: Any, logits: Any, prompt: Any, answer: Any, repetition: Any, presence: Any, frequency: Any) -> Any:
@@ -38,7 +38,7 @@ def penalized(xp: Any, logits: Any, prompt: Any, answer: Any, repetition: Any, p
 
 
 def filtered(logits: Tensor, inputs: SamplerInputs) -> Tensor:
-    """[rows, columns]: minus infinity for filtered logits; ties with the last one stay."""
+    """[rows, columns]: minus infinity for filtered logits; ties with the last kept logit stay."""
     given = inputs.last, inputs.top_p, inputs.margin, inputs.sharpness
     last, top_p, margin, sharpness = (each.unsqueeze(1) for each in given)
     values = logits.sort(1, descending=True).values
@@ -88,14 +88,14 @@ def likely_columns(row: Row, num_columns: int = _SOME) -> Columns:
 def largest_columns(rows: Tensor, num_largest: int) -> tuple[Tensor, Tensor]:
     """Values and columns [rows, num_largest] of each row's largest logits, the largest first.
 
-    A CPU finds them in the groups of columns with the largest maxima, in a quarter of `topk`'s time.
+    A CPU searches the groups of columns with the largest maxima, in a quarter of `topk`'s time.
     """
     num_rows, num_columns = rows.shape
     width = math.gcd(num_columns, _GROUPS)
     if rows.device.type != "cpu" or width < num_largest:
         found = rows.topk(num_largest, 1)
         return found.values, found.indices
-    columns = rows.view(num_rows, -1, width)  # a group is a column of it
+    columns = rows.view(num_rows, -1, width)  # each group is a column
     groups = columns.amax(1).topk(num_largest, 1).indices  # [rows, num_largest]
     likely = columns.gather(2, groups.unsqueeze(1).expand(-1, columns.shape[1], -1)).flatten(1)
     found = likely.topk(num_largest, 1)

@@ -1,12 +1,12 @@
-"""The likeliest next tokens of the target, as a draft sees them: the children of a node of its tree.
+"""The likeliest next tokens of the target, as a draft estimates them: the children of a node of the draft's tree.
 
-The draft ranks by score, logit plus noise, so the first token of a row is what a `RowSampler` chooses.
+The draft ranks by score, logit plus T times the noise, so the first token of a row is the choice of a `RowSampler`.
 
 The probabilities assume that the draft's logits l are off by standard Gumbel noise e. With the shared noise g, the
-target takes the argmax of (l + e) / T + g, which has the distribution softmax(l + T g): that of T times the scores.
+target takes the argmax of (l + e) / T + g, which has the distribution softmax(l + T g), the softmax of the scores.
 
-The host mixes in tokens that the n-gram cache knows (`amusd/drafters/ngram.py`): one of probability q under the softmax
-of the logits weighs exp(bias) q^slope instead, if that is more.
+The host mixes in tokens of the n-gram cache (`amusd/drafters/ngram.py`): a token of probability q under the softmax of
+the logits weighs exp(bias) q^slope if that is more.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from amusd.sampling.sampler import RowSampler, SamplingState, SequenceSampler
 from amusd.sampling.sampler_inputs import MAX_MIXED, PackedInputs, SamplerInputs
 
 _LEAST_PROBABILITY = 1e-37
-"""Below it a float32 loses its digits."""
+"""Least probability: a smaller float32 loses digits."""
 _LARGEST = 700.0
-"""Above it exp of a float64 is infinite."""
+"""Largest exponent: exp overflows above 709."""
 UNPROPOSED = -2.8
 """Assumed log q of a token that the draft cannot propose."""
 Mixture = Sequence[tuple[int, float, float]]
@@ -41,11 +41,11 @@ Mixture = Sequence[tuple[int, float, float]]
 class RowRanker(RowSampler):
     """The likeliest columns of each row of logits.
 
-    Its outputs, scores being T times those of matching:
+    The outputs of a row:
 
         columns [n]   the best by their scores
         floats        log of the sum of exp(score), and of exp(logit), over all columns
-                      scores [n] of the best; logits, then scores, of the columns of the mixture
+                      scores [n] of the best columns; logits, then scores, of the mixture's columns
     """
 
     max_best = 16
@@ -96,7 +96,7 @@ class Ranking(SequenceSampler):
         min_probability: float = 0.0,
         sequence: int = 0,
     ) -> None:
-        """`number`: most tokens of a row; `min_probability`: only likelier ones."""
+        """`number`: most tokens of a row; each is likelier than `min_probability`."""
         super().__init__(distribution, state, prompt, sequence=sequence)
         self.sampler: RowRanker = RowRanker(state, self.sampler.level)
         self._number = number
@@ -107,7 +107,7 @@ class Ranking(SequenceSampler):
     ) -> PackedInputs:
         """Inputs of rows, each after the first `length` tokens and a path.
 
-        `mixtures`: known tokens of each row, or empty. `num_unranked`: rows before them.
+        `mixtures`: known tokens of each row, or empty. `num_unranked`: number of earlier rows.
         """
         packed = self._pack(length, [*((),) * num_unranked, *paths])
         for row, mixture in zip(SamplerInputs.of(packed).mixed[num_unranked:], mixtures, strict=bool(mixtures)):

@@ -75,7 +75,7 @@ class SamplingState:
         self.device = torch.device(device)
         self.send = partial(send, device=self.device)
         self.ids = np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy()
-        """[columns]: the token that each scores."""
+        """[columns]: token id of each column."""
         self._columns = np.full(int(self.ids.max()) + 1, -1)
         self._columns[self.ids] = np.arange(vocab_size)
         codes = codes_of(len(self._columns))[torch.from_numpy(self.ids)]
@@ -87,7 +87,7 @@ class SamplingState:
         self.bias = torch.zeros(1 + num_sequences, vocab_size, device=self.device)
         """[1 + sequences, columns]: added to logits; row 0 is zero."""
         self.counts = torch.zeros(2, 1 + num_sequences, 1 + vocab_size, device=self.device)
-        """[2, 1 + sequences, 1 + columns]: tokens in prompts and in answers; place 0 counts those without a column."""
+        """[2, 1 + sequences, 1 + columns]: tokens in prompts and in answers; place 0 counts tokens without a column."""
         self._max_path = max(max_path, _MIN_PATH)
 
     def column_of(self, token_id: int) -> int:
@@ -120,7 +120,7 @@ class SamplingState:
         return found
 
     def penalized_row(self, row: Row, inputs: SamplerInputs) -> Row:
-        """[columns]: the same on a CPU, for the few columns that have any."""
+        """[columns]: `penalized` on a CPU, for columns with a bias or count."""
         sequence, penalties = int(inputs.sequence), inputs.penalties.astype(np.float32)
         bias, prompt, answer = self.bias.numpy()[sequence], *self.counts.numpy()[:, sequence]
         answer = answer.copy()
@@ -131,7 +131,7 @@ class SamplingState:
         return row
 
     def packed_inputs(self, distribution: Distribution, sequence: int | None = None) -> PackedInputs:
-        """[inputs] of a request's rows, without key and path. `sequence`: its number, None without penalties."""
+        """[inputs] of a request's rows, without key and path. `sequence`: its number; None: no bias or penalty."""
         packed = np.zeros(NUM_BEFORE_PATH + self._max_path, dtype=np.int64)
         filters = distribution if distribution.temperature > 0 else GREEDY  # no filter changes an argmax
         temperature, inputs = distribution.temperature or 1.0, SamplerInputs.of(packed)
@@ -158,7 +158,7 @@ class RowSampler:
 
     @cached_property
     def neutral(self) -> PackedInputs:
-        """[inputs] of a row that wants the largest logit."""
+        """[inputs] of a row that takes the largest logit."""
         return self.state.packed_inputs(GREEDY)
 
     @property
@@ -168,11 +168,11 @@ class RowSampler:
 
     @property
     def num_best(self) -> int:
-        """Columns of a row named beside the chosen one."""
+        """Number of best columns in a row's outputs."""
         return min(self.max_best, self.state.num_columns)
 
     def compute(self, logits: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, columns], [rows, inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
+        """[rows, columns], [rows, inputs] -> chosen columns [rows], [rows, num_outputs]. Waits for no GPU."""
         logits, inputs = logits.float(), SamplerInputs.of(packed)
         shaped = self.shaped(logits, packed)
         columns = noisy_argmax(shaped, self.state.codes, inputs.key, inputs.temperature)
@@ -183,7 +183,7 @@ class RowSampler:
         return columns, torch.cat((top.int(), scored.view(torch.int32)), 1)
 
     def compute_row(self, row: Row, packed: PackedInputs) -> tuple[int, npt.NDArray[np.int32]]:
-        """`compute` of one row with a finite largest logit on a CPU, where a torch operator takes 20 microseconds."""
+        """`compute` for one row on a CPU without torch's 20 microseconds per operator; needs a finite largest logit."""
         inputs = SamplerInputs.of(packed)
         shaped, left = self.shaped_row(row, inputs)
         column = choose(shaped, self.state.bits, int(inputs.key), float(inputs.temperature), left)
@@ -252,11 +252,11 @@ class SequenceSampler:
 
     @property
     def can_replay(self) -> bool:
-        """Whether a device may choose several tokens in a row: not with penalties, biases or drawn rows."""
+        """Whether a device may choose several tokens without the host: not with penalties, biases or the ratio test."""
         return self.domain is Domain.MATCHING and self.sampler.level < Level.PENALIZED
 
     def see(self, token_ids: Sequence[int]) -> None:
-        """Tell which tokens the sequence holds now."""
+        """Set the tokens that the sequence holds now."""
         if self.needs_context:
             self._context = list(token_ids)
 
@@ -278,7 +278,7 @@ class SequenceSampler:
         inputs.key.view(np.uint64)[:] = keys
         if self.needs_context:
             self._count(length)
-            first = max(0, self._num_prompt_tokens - length)  # tokens of the prompt are counted
+            first = max(0, self._num_prompt_tokens - length)  # the prompt's tokens are counted already
             for row, path in zip(inputs.path, paths, strict=False):
                 answer = path[first:][-len(row) :]
                 row[: len(answer)] = [1 + self.state.column_of(token_id) for token_id in answer]

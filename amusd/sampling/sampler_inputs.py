@@ -31,9 +31,9 @@ class SamplerInputs(NamedTuple):
     last: Any
     """[rows]: top_k - 1, or the last column."""
     top_p: Any
-    """[rows] number; above 1: none."""
+    """[rows] number; above 1: no filter."""
     margin: Any
-    """[rows] number, at most 0: a logit this far below the largest is kept; minus infinity: all are."""
+    """[rows] number, at most 0: the least kept logit minus the largest; minus infinity: no filter."""
     sharpness: Any
     """[rows] number: 1 / temperature."""
     penalties: Any
@@ -47,7 +47,7 @@ class SamplerInputs(NamedTuple):
 
     @classmethod
     def of(cls, packed: PackedInputs | Tensor) -> SamplerInputs:
-        """Name the parts of packed inputs; those of an array may be written."""
+        """Name the parts of packed inputs; parts of an array may be written."""
         ints: Any = packed
         numbers = ints.view(torch.float64).float() if isinstance(packed, Tensor) else ints.view(np.float64)
         return cls(

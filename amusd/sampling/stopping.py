@@ -21,7 +21,7 @@ class StopChecker:
     push_text: Callable[[int], str]
     """Gives the text that a token adds."""
     flush_text: Callable[[], str] = str
-    """Gives what is left at the end."""
+    """Gives the text left at the end."""
     _num_tokens: int = 0
     _held: str = ""
 
@@ -56,6 +56,6 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
-    """How many last characters of `text` may begin a stop string."""
-    ends = (text[start:] for start in range(len(text)))  # held text begins a stop string: mostly the whole
+    """Number of last characters of `text` that may begin a stop string."""
+    ends = (text[start:] for start in range(len(text)))  # the longest first, which mostly matches
     return next((len(end) for end in ends if any(string.startswith(end) for string in stop)), 0)
