@@ -40,7 +40,7 @@ class DraftProcess:
     def __init__(self, config: EngineConfig, address: str, cores: Sequence[int] = (), *, is_own: bool) -> None:
         """Start the first draft, which loads and then listens at `address`. Does not wait.
 
-        `cores`: the draft's cores on a CPU, by default the last of this process. `is_own`: only this process's target
+        `cores`: the draft's cores on a CPU, by default the last of this process. `is_own`: only the target of one run
         connects, else any target. A draft shows log lines if this process does.
         """
         size = config.target_tensor_parallel_size
