@@ -43,7 +43,7 @@ class Console:
         from rich.live import Live
         from rich.text import Text
 
-        paragraph = ""  # the one that is not ended yet
+        paragraph = ""  # the unfinished one
 
         def bottom() -> Text:
             rows = chop_cells(paragraph, screen.width) or [""]  # as a terminal would break it
@@ -85,13 +85,13 @@ def standard_output() -> TextIO:
     if sys.stdout is None:
         raise ConfigError("standard output: closed; redirect it to /dev/null if nobody is to read it")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        with suppress(OSError):  # in flushing it first; the next text meets the same error
+        with suppress(OSError):  # from the flush before; the next write fails, too
             sys.stdout.reconfigure(errors="replace")
     return sys.stdout
 
 
 def _screen(stream: TextIO) -> Screen | None:
-    """The terminal behind `stream`; None if it is none, or too small."""
+    """The terminal behind `stream`; None: no terminal, or too small."""
     if not stream.isatty():
         return None
     from rich.console import Console as Screen

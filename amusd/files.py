@@ -20,7 +20,7 @@ ANSWERS_FILE = "answers.jsonl"
 """Every answer of a comparison, with its time."""
 MEASURED_FILES = (RESULT_FILE, PARTIAL_FILE, "target_error.txt", "draft_error.txt")
 SHOWN_FILES = (ANSWERS_FILE, "trace.json", "comparison.svg", "comparison.png", "timeline.svg", "timeline.png")
-"""Files of a run directory. A refused run has none of `MEASURED_FILES` and `SHOWN_FILES`."""
+"""Files of a run directory. A refused run leaves no `MEASURED_FILES` or `SHOWN_FILES`."""
 CONFIG_JSON, TOKENIZER = "config.json", "tokenizer.json"
 """Files of a checkpoint."""
 CHECKPOINT = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
@@ -31,7 +31,7 @@ _NO_TOKENIZER = (
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 MAX_SOCKET_FOLDER = 75
-"""Longest path in bytes: `/amusd-ranks-12345678/10` is put after it, and macOS takes 103."""
+"""Longest path in bytes: `/amusd-ranks-12345678/10` follows, and macOS allows 103 in all."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -58,7 +58,7 @@ def read_json(path: Path) -> Any:
 
 
 def cache_folder() -> Path:
-    """The folder for what is made once. Raises `ConfigError` without a home folder."""
+    """The folder for files made once. Raises `ConfigError` without a home folder."""
     try:
         return Path.home() / ".cache" / "amusd"
     except RuntimeError:
@@ -76,7 +76,7 @@ def make_new_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def make_socket_folder(prefix: str = "amusd-") -> str:
-    """Make a private folder for socket files; in /tmp if TMPDIR is too long a path for them.
+    """Make a private folder for socket files; in /tmp if the path of TMPDIR is too long.
 
     Raises `ConfigError`.
     """

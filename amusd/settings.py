@@ -36,7 +36,7 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class Settings:
     """A group of settings. A field's type says which values it takes; `__post_init__` refuses others.
 
-    Also taken: a mapping for a group or for pairs, one value as a list of one, None as an empty list, NumPy's numbers.
+    Also valid: a mapping for a group or for pairs, one value as a list of one, None as an empty list, NumPy's numbers.
     """
 
     section = ""
@@ -46,7 +46,7 @@ class Settings:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, msgspec.convert(_prepared(hint, value), hint))
-            except (msgspec.ValidationError, UnicodeEncodeError, AttributeError):  # the last: no mapping
+            except (msgspec.ValidationError, UnicodeEncodeError, AttributeError):  # AttributeError: no mapping
                 allowed = _allowed(hint)
                 near = nearest(shown(value), allowed.split(", "))
                 raise ConfigError(f"{self.key(name)}={shown(value)}: expected {allowed}{near}") from None
@@ -71,7 +71,7 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
 
 
 def fields_of(cls: type[Settings]) -> Iterator[tuple[str, str]]:
-    """Every setting of a group and of the groups in it: its name as users write it, and what it takes."""
+    """Every setting of a group and of nested groups: the key, and the values that it takes."""
     for name, hint in _hints_of(cls).items():
         if isinstance(hint, type) and issubclass(hint, Settings):
             yield from fields_of(hint)
@@ -154,6 +154,6 @@ def _bounds(meta: Meta) -> str:
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Raise `ConfigError` unless the argument `name` is of this kind, or None."""
+    """Raise `ConfigError` unless argument `name` is None or of type `kind`."""
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name}={shown(value)}: expected {kind.__name__}")

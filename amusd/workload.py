@@ -28,9 +28,9 @@ _EXPECTED = (
     "expected an object with 'prompt', 'question', 'turns', an unanswered 'conversation' or 'messages' of the user"
 )
 _LAYOUTS = ("conversation", "prompt", "turns", "question", "messages")
-"""Keys that hold what is asked. A line's first of them counts; other keys may hold anything."""
+"""Keys of the prompt: the first that a line has counts; other keys may hold anything."""
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""Begins the texts of SPEED-Bench that are not published with it (`docs/datasets.md`)."""
+"""Begins SPEED-Bench's texts that are published elsewhere (`docs/datasets.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class WorkloadPrompt:
 
     @property
     def asked(self) -> str | list[dict[str, str]]:
-        """The message that is asked if it is alone, else all turns."""
+        """The message that is asked if there is no other turn, else all turns."""
         return self.text if len(self.turns) == 1 else list(self.turns)
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What identifies the prompt, beside its line number."""
+        """Fields that identify the prompt, beside the line number."""
         return {"turn": self.turn, "category": self.category, "question_id": self.question_id}
 
     def following(self, answer: str) -> WorkloadPrompt | None:
@@ -77,7 +77,7 @@ class WorkloadPrompt:
 
 
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
-    """The prompts to answer; with `out`, those that are left, perhaps none.
+    """The prompts to answer; with `out` only unanswered prompts, perhaps none.
 
     Raises `ConfigError` as `load_prompts` and `AnswersFile.rest`.
     """
@@ -91,9 +91,9 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
-    """The first prompts: `num_prompts` of them, by default `default`, or all if there are fewer.
+    """The first `num_prompts` prompts; if None, the first `default`, or all if there are fewer.
 
-    Raises `ConfigError`, naming file and line, if there are none or too few, or one is bad.
+    Raises `ConfigError` if there are none, too few, or a bad one (with its line).
     """
     wanted = config.num_prompts or default
     # Not by `splitlines`, which also cuts at U+2028 and U+0085: a string of JSON may hold them.
@@ -131,7 +131,7 @@ class _Turn(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """What a line of a file of prompts asks, in one of `_LAYOUTS`."""
+    """A line of a file of prompts, in one of `_LAYOUTS`."""
 
     conversation: tuple[_Turn, ...] = ()
     prompt: Text | None = None
@@ -140,7 +140,7 @@ class _Record(msgspec.Struct):
     messages: tuple[_Turn, ...] = ()
 
     def asked(self) -> tuple[Sequence[_Turn], Sequence[_Turn]]:
-        """The turns to answer first, and the turns after them up to the user's last message."""
+        """The turns of the first request, and the later turns up to the user's last message."""
         if self.conversation:
             answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
             return self.conversation[: answers[-1] if answers else None], ()
