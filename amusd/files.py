@@ -20,7 +20,7 @@ ANSWERS_FILE = "answers.jsonl"
 """Every answer of a comparison, with its time."""
 MEASURED_FILES = (RESULT_FILE, PARTIAL_FILE, "target_error.txt", "draft_error.txt")
 SHOWN_FILES = (ANSWERS_FILE, "trace.json", "comparison.svg", "comparison.png", "timeline.svg", "timeline.png")
-"""Files of a run directory. A refused run has none of `MEASURED_FILES` and `SHOWN_FILES`."""
+"""Files of a run directory. A refused run leaves no `MEASURED_FILES` or `SHOWN_FILES`."""
 CONFIG_JSON, TOKENIZER = "config.json", "tokenizer.json"
 """Files of a checkpoint."""
 CHECKPOINT = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"

@@ -13,7 +13,7 @@ logger = logging.getLogger("amusd")
 
 @lru_cache(maxsize=1000)
 def warn_once(line: str) -> None:
-    """Log a warning, unless it is among the last thousand of this process."""
+    """Log a warning, unless the last thousand of this process include it."""
     logger.warning("%s", line)
 
 

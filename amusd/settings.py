@@ -46,7 +46,7 @@ class Settings:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, msgspec.convert(_prepared(hint, value), hint))
-            except (msgspec.ValidationError, UnicodeEncodeError, AttributeError):  # the last: no mapping
+            except (msgspec.ValidationError, UnicodeEncodeError, AttributeError):  # AttributeError: no mapping
                 allowed = _allowed(hint)
                 near = nearest(shown(value), allowed.split(", "))
                 raise ConfigError(f"{self.key(name)}={shown(value)}: expected {allowed}{near}") from None
@@ -154,6 +154,6 @@ def _bounds(meta: Meta) -> str:
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Raise `ConfigError` unless the argument `name` is of this kind, or None."""
+    """Raise `ConfigError` unless argument `name` is None or of type `kind`."""
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name}={shown(value)}: expected {kind.__name__}")

@@ -140,7 +140,7 @@ class _Record(msgspec.Struct):
     messages: tuple[_Turn, ...] = ()
 
     def asked(self) -> tuple[Sequence[_Turn], Sequence[_Turn]]:
-        """The turns to answer first, and the turns after them up to the user's last message."""
+        """The turns of the first request, and the later turns up to the user's last message."""
         if self.conversation:
             answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
             return self.conversation[: answers[-1] if answers else None], ()

@@ -34,7 +34,7 @@ _KINDS = {"auto", *CAPABILITIES}
 _WITHOUT_MODEL = {"auto", *(kind for kind, can in CAPABILITIES.items() if not can.checkpoint)}
 _NO_NAME = r"null|true|false|[\d._-]*"
 _KEYS = dict(fields_of(RunConfig))
-"""Every setting, and what it takes."""
+"""The values that each setting takes, by key."""
 
 
 def conf_folder() -> Path:
@@ -73,7 +73,7 @@ def config_of(composed: DictConfig) -> RunConfig:
 
 @contextmanager
 def errors_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
-    """Turn what Hydra refuses in these arguments into a `ConfigError` of one line that names the argument."""
+    """Turn Hydra's refusal of an argument into a `ConfigError`, one line that names the argument."""
     try:
         yield
     except MissingConfigException as error:
@@ -111,14 +111,14 @@ def _refusal(argument: str, text: str) -> ConfigError:
 def for_hydra(arguments: Sequence[str], *, own_config: bool = False) -> list[str]:
     """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out.
 
-    `own_config`: Hydra begins with a file of the user's. Beside such a file, a pair or an experiment, a choice also
-    sets its own file's values, which override theirs. Raises `ConfigError` for what is no `key=value`.
+    `own_config`: Hydra begins with a file of the user's. The values of a choice's file override those of such a file,
+    a pair or an experiment. Raises `ConfigError` for an argument that is no `key=value`.
     """
     typed = {argument.partition("=")[0] for argument in arguments}
     has_rival = own_config or not typed.isdisjoint(("pair", "experiment"))
     spelt = [word for argument in arguments for word in _spelt(argument, typed, has_rival=has_rival)]
     values = [value for word in spelt for value in _values_of(word)] if has_rival else []
-    return [*values, *spelt]  # what is typed comes last, and holds over all
+    return [*values, *spelt]  # typed arguments come last and override all
 
 
 def _spelt(argument: str, typed: AbstractSet[str], *, has_rival: bool) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _spelt(argument: str, typed: AbstractSet[str], *, has_rival: bool) -> Iterat
     elif (conf_folder() / key).is_dir() and re.fullmatch(_NO_NAME, value):
         yield f"~{key}" if value == "null" else f"{key}={_quoted(value)}"
     elif key.startswith("drafter.options"):
-        yield f"++{argument}"  # a new one, or in place of a file's
+        yield f"++{argument}"  # `++`: add or replace
     elif "a text" in allowed and value != "null" and not value.startswith(begin) and not _is_quoted(key, value):
         yield f"{key}={_quoted(value)}"
     else:
@@ -148,7 +148,7 @@ def _spelt(argument: str, typed: AbstractSet[str], *, has_rival: bool) -> Iterat
 
 
 def _values_of(choice: str) -> Iterator[str]:
-    """The values in our file of a `GROUP=CHOICE`, as arguments. None for a pair, an experiment, or anything else."""
+    """Arguments for the values in our file of `GROUP=CHOICE`; none for a pair, an experiment or another word."""
     group, _, name = choice.partition("=")
     file = conf_folder() / group / f"{name}.yaml"
     if group in ("pair", "experiment") or not re.fullmatch(r"\w+", name) or not file.is_file():

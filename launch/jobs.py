@@ -1,4 +1,4 @@
-"""The jobs of a command, which Hydra calls for a run or each point of a sweep.
+"""The jobs of a command: one run, or the points of a sweep, called by Hydra.
 
 Jobs of one process share an engine while their engine configurations are equal.
 """
@@ -62,7 +62,7 @@ class Jobs:
         self._directory = Path()
         self._keeps_engine = keeps_engine
         self._links: Path | None = None
-        """A folder of links, named by job number, to the folders of a sweep's jobs, whose names the user chooses."""
+        """A folder of links, named by job number, to the job folders of a sweep, which users name."""
         self._running = ExitStack()
         """Ends the engine, and removes the links."""
 
@@ -71,9 +71,9 @@ class Jobs:
         return partial(Jobs, keeps_engine=False), (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Run one job of Hydra's. A failure is logged, so that the next job runs; raises `KeyboardInterrupt` only.
+        """Run one job for Hydra. A failure is logged, so that the next job runs; raises `KeyboardInterrupt` only.
 
-        Returns tokens per second, for optimizing sweepers; NaN without a result.
+        Returns the greatest tokens per second, for optimizing sweepers; NaN without a result.
         """
         show_lines()  # this may be another process than the command's
         if threading.current_thread() is threading.main_thread():
@@ -103,12 +103,12 @@ class Jobs:
             return self.run(dataclasses.replace(config_of(composed), run_dir=str(self._directory)), number)
         finally:
             with suppress(OSError):
-                self._directory.rmdir()  # Hydra has made it; only an empty one can be removed
+                self._directory.rmdir()  # made by Hydra; only removed if empty
 
     def run(self, config: RunConfig, number: int | None = None) -> int:
         """Do one job; return its exit code. Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
 
-        `number`: its number in a sweep, in which JSON goes to files only and a finished job is not repeated.
+        `number`: the job's number in a sweep, in which jobs print no JSON and finished jobs are not repeated.
         """
         command, json_only = COMMANDS[self._command], config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
@@ -135,12 +135,12 @@ class Jobs:
         with run_directory(config) as self._directory:
             set_environment(config.hardware.num_threads)
             code = run_command(self._command, Job(config, console, self._directory, prompts, make_engine))
-            if self._engine is None:  # else `_engine_of` has said it
+            if self._engine is None:  # else `_engine_of` has logged it
                 logger.info(f"run directory: {self._directory}")
         return code
 
     def _prompts(self, config: RunConfig, console: Console) -> list[WorkloadPrompt] | None:
-        """The prompts, checked before weights are loaded; None if all of them are answered."""
+        """The prompts, checked before weights are loaded; None if all prompts are answered."""
         from amusd.workload import AnswersFile, prompts_of
 
         prompts = prompts_of(self._command, config)
@@ -152,10 +152,10 @@ class Jobs:
             console.document({"complete": True, "out": str(out.path), "num_prompts": 0})
             return None
         with out.opened():
-            return prompts  # it can be written, and no other run has it open
+            return prompts  # `out` can be written, and no other run has it open
 
     def _engine_of(self, config: RunConfig, number: int | None) -> Engine:
-        """The engine of a job, which is kept for the next one."""
+        """The engine of a job, kept for the next job."""
         wanted = config.engine_for(self._command)
         if wanted != self._config:
             self.close()
@@ -196,7 +196,7 @@ class Jobs:
 
 
 def with_api_key(config: RunConfig) -> RunConfig:
-    """Take the key from the environment unless the configuration names one. Raises `ConfigError` for a hidden one."""
+    """Add the environment's API key unless the configuration names a key. Raises `ConfigError` for a hidden key."""
     if config.serve.api_key == HIDDEN:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
     key = config.serve.api_key or os.environ.get("AMUSD_API_KEY") or None

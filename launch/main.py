@@ -92,7 +92,7 @@ def _run_once(command: str, arguments: list[str]) -> int:
 
 
 def _run_hydra(command: str, arguments: list[str]) -> int:
-    """A sweep, or whatever else Hydra's own options ask for."""
+    """Run a sweep, or what Hydra's own options ask for."""
     from hydra._internal.utils import get_args_parser
 
     from .compose import errors_of_hydra, for_hydra, text_of

@@ -83,6 +83,6 @@ def application(config: RunConfig) -> Any:
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """The application of keys and values, as Ray's command line and files name it. Raises `ConfigError`."""
+    """The application for keys and values from Ray's command line or file. Raises `ConfigError`."""
     typed = [f"{key}={'null' if value is None else value}" for key, value in arguments.items()]
     return application(with_api_key(compose_config(typed)))

@@ -2,12 +2,12 @@
 
 Arguments and exit codes are those of `amusd`; `generate` is the default command.
 
-Ranks 0 to T-1 are the target's. The last rank starts the draft, to which rank 0 connects, and replaces a lost one.
+Ranks 0 to T-1 are the target's. The last rank starts the draft and replaces a lost draft; rank 0 connects to it.
 
-The ranks find each other through torchrun's store. It holds the address of rank 0, which on one machine is a private
-folder of socket files; with several machines it also holds the device of each rank and the address of the draft.
-Anybody who reaches the store's port can read and write it, so it holds no secret and nothing that is executed. Peers
-prove by keys who they are.
+The ranks find each other through torchrun's store. The store holds the address of rank 0 (on one machine a private
+folder of socket files) and, with several machines, the device of each rank and the address of the draft. Anybody who
+reaches the store's port can read and write it, so the store holds no secret and nothing that is executed. Peers prove
+their identity by keys.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) -> int:
-    """Run as a rank of the target, or as the one with the draft; return the exit code. `stack` is closed afterwards."""
+    """Run as a rank of the target or as the draft's rank; return the exit code. The caller closes `stack`."""
     from torch.distributed import rendezvous as find_store  # type: ignore[attr-defined]  # missing in __all__
 
     cores = allowed_cores()
@@ -176,9 +176,9 @@ def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) 
 
 
 def rendezvous_in(folder: str | None, stack: ExitStack) -> Rendezvous:
-    """The ranks' rendezvous in this folder, or in a new one that `stack` removes.
+    """The ranks' rendezvous in this folder, or in a new folder that `stack` removes.
 
-    Raises `ConfigError` if others may enter it.
+    Raises `ConfigError` if others may enter the folder.
     """
     if folder is None:
         folder = make_socket_folder("amusd-ranks-")
@@ -209,7 +209,7 @@ def _rendezvous_apart(store: Any, config: RunConfig, own: RankInfo) -> tuple[Run
 
 
 def own_device(config: RunConfig, own: RankInfo) -> str:
-    """The device named for this rank, or the next GPU of its machine, if any."""
+    """The device named for this rank, else a GPU of the machine, else `cpu`."""
     if config.hardware.devices:
         return devices_of(config.engine())[own.rank]
     num_gpus = count_gpus()

@@ -1,4 +1,4 @@
-"""The folder of one run, and of the runs of a sweep. Files appear complete or not at all, and no run is overwritten."""
+"""The folder of a run, and of a sweep. Files appear complete or not at all, and no run is overwritten."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORKERS_FILE = "workers.json"
 """Process ids of the target's ranks and of the draft."""
 OVERRIDES_FILE = "overrides.json"
 SUMMARY_FILE = "sweep.json"
-"""In the folder of a sweep, whose jobs are in numbered folders."""
+"""In the folder of a sweep, beside the job folders."""
 EVENTS_FOLDER = "events"
 _FIRST_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
 _MARKS_OF_A_RUN = (*_FIRST_FILES, *MEASURED_FILES, SUMMARY_FILE, EVENTS_FOLDER)
@@ -106,7 +106,7 @@ def sole_sweep(folder: Path) -> Iterator[None]:
 
 
 def clear_run(directory: Path, measured: Sequence[str] = (*MEASURED_FILES, *SHOWN_FILES)) -> None:
-    """Delete what an interrupted run has left; `measured`: files beside its first ones. Others stay."""
+    """Delete `_FIRST_FILES`, events and `measured` files of an interrupted run; other files stay."""
     events = directory / EVENTS_FOLDER
     for path in [*(directory / name for name in (*_FIRST_FILES, *measured)), *events.glob("*.jsonl")]:
         path.unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def discard_run(directory: Path) -> None:
 
 
 def is_done(directory: Path, config: RunConfig) -> bool:
-    """Whether a sweep's job has all measurements, made with its draft. Raises `ConfigError` for other settings."""
+    """Whether a sweep's job is complete, without a lost draft. Raises `ConfigError` for other settings."""
     result = read_json(directory / RESULT_FILE) or {}
     if not result.get("complete") or {"draft_failure", "draft_losses"} & result.keys():
         return False
@@ -140,7 +140,7 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def summarize(folder: Path) -> dict[str, Any]:
-    """Write and return the document `sweep.json`, about all jobs of a sweep."""
+    """Write and return the document `sweep.json` about all jobs of a sweep."""
     jobs = sorted(map(_job, folder.rglob(OVERRIDES_FILE)), key=itemgetter("job"))
     values = [dict(override.split("=", 1) for override in job["overrides"]) for job in jobs]
     keys = [key for key in dict.fromkeys(chain(*values)) if len({one.get(key) for one in values}) > 1]
@@ -152,7 +152,7 @@ def summarize(folder: Path) -> dict[str, Any]:
 
 
 def summary_table(document: Mapping[str, Any]) -> str:
-    """A table: a line for each row of a job, or one that says that it has none."""
+    """A table: a line for each row of a job, or one line, `no result`."""
     named = [
         ({"job": job["job"], **job["swept"]}, row)
         for job in document["jobs"]

@@ -1,4 +1,4 @@
-"""Ends a process within `GRACE_SECONDS` of a signal, in order if it can; gives the exit code."""
+"""Ends a process at most `GRACE_SECONDS` after a signal, in order if possible; gives the exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def raise_on_signals() -> None:
     """Make SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` with the number, once, in the main thread.
 
-    An ignored SIGHUP stays so. Another thread ends the process after `GRACE_SECONDS`.
+    An ignored SIGHUP stays ignored. Another thread ends the process after `GRACE_SECONDS`.
     """
     is_hup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
     signals = [number for number in _SIGNALS if number != signal.SIGHUP or not is_hup_ignored]
@@ -60,7 +60,7 @@ def end_with_parent() -> None:
     if sys.platform.startswith("linux"):
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call
+        if os.getppid() != parent:  # the parent died before
             os.kill(os.getpid(), signal.SIGTERM)
 
 

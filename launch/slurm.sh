@@ -3,8 +3,8 @@
 #
 #   PROCESSES="8 1" sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 launch/slurm.sh serve transport.keys=keys ...
 #
-# PROCESSES: how many on each node, in all one for each rank of the target and one, the last, for the draft. PORT:
-# torchrun's; PORT + 1 and those behind it are the links'. PYTHON names the interpreter.
+# PROCESSES: number of processes on each node; in all one for each rank of the target and, last, one for the draft.
+# PORT: torchrun's port; the links use PORT + 1 and the next ports. PYTHON: the interpreter.
 set -eu
 head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 address="$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname -I | cut -d " " -f 1)"

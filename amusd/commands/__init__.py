@@ -1,6 +1,6 @@
 """The commands of `amusd`: each is a module of this package, imported when the command runs.
 
-Its function `run` takes a `Job`, or a folder and the arguments after it.
+The `run` of a module takes a `Job`, or a folder and further arguments.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """What the command line knows of a command."""
+    """The properties of a command."""
 
     help: str
     takes: str = ""
     """Arguments in place of `KEY=VALUE ...`; the first is a folder."""
     computes: bool = True
-    """Whether it computes passes."""
+    """Whether the command computes passes."""
     has_result: bool = True
-    """Whether it ends with a result, without which it has no sweeps and keeps no events."""
+    """False: the command has no result, no sweeps and no file of events."""
     has_folder: bool = True
-    """Whether it leaves a run directory."""
+    """Whether the command leaves a run directory."""
     needs_prompts: bool = False
 
 
@@ -46,6 +46,6 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def run_command(name: str, *given: object) -> int:
-    """Run a command with the arguments of its `run`; return its exit code."""
+    """Call `run` of the command `name` with `given`; return the exit code."""
     module = import_module(f"{__name__}.{name.replace('-', '_')}")
     return int(module.run(*given))

@@ -1,7 +1,7 @@
-"""`amusd bench`: times of a pass, a draft step and a message, beside their floors and transformers.
+"""`amusd bench`: times of passes, draft steps and messages, with floors and the speed of transformers.
 
-Pieces of work take turns, so that a change in the machine's speed affects all alike. Each is timed alone, and while the
-other worker's device computes. Figures are medians.
+Pieces of work take turns, so that a change in the machine's speed affects all alike. Passes and draft steps are timed
+alone, and while the other worker's device computes. Times are medians.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NUM_ROUNDS = 9
 NUM_MESSAGES = 2000
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8
-"""Steps timed in a row, as in a chain: only the first one finds the target's weights in the CPU's cache."""
+"""Steps timed in a row, as in a chain: only the first begins with the target's weights in the CPU's cache."""
 NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
@@ -57,7 +57,7 @@ _LINK_FIGURES = ("one_way_us_p50", "one_way_us_p99")
 
 
 class Work(NamedTuple):
-    """Something that is timed."""
+    """A piece of work to time."""
 
     run: Callable[[], object]
     weight_bytes: int
@@ -68,7 +68,7 @@ class Work(NamedTuple):
 def run(job: Job) -> int:
     """Measure links, then models, and show the result; return the exit code.
 
-    The number of threads of this process has been set. Raises `ConfigError` for what cannot be measured.
+    The caller has set the number of threads. Raises `ConfigError`, but not for a link.
     """
     engine = job.config.engine(max_num_seqs=1)
     warn_of_sharing(engine)
@@ -102,7 +102,7 @@ def run(job: Job) -> int:
 
 
 def context_of(tokenizer: Tokenizer, models: Iterable[ModelRunner]) -> list[int]:
-    """Token ids of the context: `CONTEXT_LENGTH`, or as many as leave room in every model. Raises `ConfigError`."""
+    """Token ids of the context: `CONTEXT_LENGTH`, or fewer if a model lacks room. Raises `ConfigError`."""
     length = min(CONTEXT_LENGTH, *(model.max_length - NUM_TOKENS for model in models))
     if length < max(WIDTHS):
         raise ConfigError(f"max_model_len: `amusd bench` needs room for {max(WIDTHS) + NUM_TOKENS} tokens")
@@ -111,7 +111,7 @@ def context_of(tokenizer: Tokenizer, models: Iterable[ModelRunner]) -> list[int]
 
 @contextmanager
 def beside(engine: EngineConfig) -> Iterator[Surrounding]:
-    """Yield `busy` of a `neighbour` on the draft's device and cores. This process is pinned to the target's."""
+    """Yield `busy` of a `neighbour` in place of the draft. On CPUs, pin this process to the target's cores."""
     allowed = allowed_cores()
     if device_of(engine, "target") == "cpu":
         pin_to(cores_for("target", allowed, engine.hardware))
@@ -123,7 +123,7 @@ def beside(engine: EngineConfig) -> Iterator[Surrounding]:
 def measure_links(
     links: Mapping[Any, TransportConfig], hardware: HardwareConfig, num_messages: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each link's name and one-way times, or why it does not work here (`unavailable`)."""
+    """Yield each link's name and one-way times, or why the link does not work here (`unavailable`)."""
     allowed = allowed_cores()
     measure = partial(measure_one_way, num_messages=num_messages, cores=cores_for("draft", allowed, hardware))
     pin_to(cores_for("target", allowed, hardware))
@@ -141,7 +141,7 @@ def measure_links(
 def measure_models(
     target: ModelRunner, drafts: Drafts, generate: Generate | None, prompt: Sequence[int], busy: Surrounding
 ) -> tuple[dict[str, Any], list[str]]:
-    """Figures of passes, draft steps and plain decoding, and parts of a report that shows them beside their floors."""
+    """Figures of passes, draft steps and plain decoding, and the parts of a report about these figures."""
     bandwidth, work = read_bandwidth(str(target.device)), dict(_passes_and_steps(target, drafts, prompt))
     alone, slowed = time_in_turns(work, nullcontext, busy)
     plain = time_plain_decoding(target, generate, prompt)
@@ -197,7 +197,7 @@ def _passes_and_steps(target: ModelRunner, drafts: Drafts, prompt: Sequence[int]
 
 
 def time_plain_decoding(target: ModelRunner, generate: Generate | None, prompt: Sequence[int]) -> dict[str, float]:
-    """Milliseconds per token of this package, and of transformers without the time of the prompt."""
+    """Milliseconds per token of this package and of transformers, without the prompt."""
     work = {"amusd": _steps(target, prompt, NUM_TOKENS)}
     if generate is None:
         return time_in_turns(work, nullcontext)[0]
@@ -223,7 +223,7 @@ def passes_text(
 
 
 def time_in_turns(work: Mapping[str, Work], *surroundings: Surrounding) -> list[dict[str, float]]:
-    """Median milliseconds of each piece of work in each surrounding. Work has to wait for its device."""
+    """Median milliseconds of each piece of work in each surrounding. Each `run` must wait for its device."""
     taken = [{name: list[float]() for name in work} for _ in surroundings]
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
         show_progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
@@ -236,7 +236,7 @@ def time_in_turns(work: Mapping[str, Work], *surroundings: Surrounding) -> list[
 
 
 def read_bandwidth(device: str) -> float:
-    """GB/s (10^9 bytes) of a sequential read by torch's sum, best of seven: the floor of every pass."""
+    """Memory bandwidth in GB/s (10^9 bytes), for floors: the best of seven sums by torch."""
     size = min(2 << 30 if device.startswith("cuda") else 256 << 20, free_bytes(device) // 2)
     values = torch.ones(size // 4, dtype=torch.float32, device=device)
     return 4 * values.numel() / min(timeit.repeat(lambda: values.sum().item(), repeat=7, number=1)) / 1e9
@@ -264,7 +264,7 @@ def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
 
 
 def one_pass(model: ModelRunner, prompt: Sequence[int], width: int) -> Work:
-    """A pass after the prompt, over `width` tokens or as many as a pass may have there."""
+    """A pass of `width` rows after the prompt, or of the most rows allowed there."""
     tokens = [*islice(cycle(prompt), min(width, model.numerics.max_rows(len(prompt))))]
     return _behind(prompt, model, width, lambda cache: model.run([Rows(tokens, cache)])[0].choose())
 
@@ -283,7 +283,7 @@ def _tree_step(drafter: ModelDrafter, prompt: Sequence[int], width: int) -> Work
             drafter.step([drafter], [Expansion(root, [root])])
         nodes = [Node(root, token_id, len(prompt), 1.0, 1.0) for token_id in prompt[:width]]
         drafter.step([drafter], [Expansion(root, nodes)])
-        drafter.follow(Transition((), (), (), 0))  # which frees their slots
+        drafter.follow(Transition((), (), (), 0))  # frees the nodes' slots
 
     root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)
     return Work(run, drafter.model.weight_bytes)

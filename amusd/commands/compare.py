@@ -1,8 +1,8 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
 The contestants of a batch size take turns in rotating order, so that a change in the machine's speed affects all alike.
-In a turn each answers one prompt, or in batches (`compare.batch_sizes`) a load of prompts, which is timed as a whole. A
-synchronous row shows the fastest of `compare.synchronous_lengths`. While a draft is lost, nothing is measured.
+In a turn each contestant answers one prompt or, in batches (`compare.batch_sizes`), a load of prompts timed as a whole.
+A synchronous row shows the fastest of `compare.synchronous_lengths`. While a draft is lost, nothing is measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers per place of the batch in a load. At a load's end places run empty: a longer load hides that."""
+"""Answers of a load per place in the batch. With more answers, empty places at the end count less."""
 LOOK_SECONDS = 0.1
 
 
@@ -56,7 +56,7 @@ def compare(job: Job, engine: Engine) -> Done:
 
     try:
         for _ in comparison.turns(job.prompts):
-            with suppress(ConfigError):  # raised when it is written at the end
+            with suppress(ConfigError):  # the last `keep_answers` raises it
                 keep_answers()
     except BaseException:
         if comparison.plain.answers:
@@ -83,7 +83,7 @@ class Comparison:
     prompts: list[Encoded] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     computes_gaps: bool = True
-    """Whether rows say by how much the target prefers its own token where answers differ."""
+    """Whether rows have the logit gaps (`first_gap`) of differing answers."""
 
     def __post_init__(self) -> None:
         self._options = options_of(self.engine)
@@ -95,11 +95,11 @@ class Comparison:
 
     @property
     def repeatable(self) -> bool:
-        """Whether every mode should give the same answers; under the ratio test only their distribution is the same."""
+        """Whether all modes should give the same answers; the ratio test keeps only the distribution."""
         return self.config.sampling.rule != "rejection"
 
     def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
-        """Have every contestant answer every prompt; yields after each turn. Raises `ConfigError` if none fits."""
+        """Have every contestant answer every prompt; yields after each turn. Raises `ConfigError` if no prompt fits."""
         self._warm_up()
         self.prompts = [encoded for prompt in prompts for encoded in self._unfolded(prompt)]
         if not self.prompts:
@@ -114,13 +114,13 @@ class Comparison:
                 own = [token_ids for _, token_ids in load]
                 answered.append((contestant, *self.answer(contestant, own, self.config.sampling)))
                 num_done += len(load)
-            for contestant, generations, seconds in answered:  # an interrupted turn counts for none of them
+            for contestant, generations, seconds in answered:  # an interrupted turn counts for no contestant
                 contestant.answers += generations
                 contestant.seconds += seconds
             yield
 
     def _unfolded(self, prompt: WorkloadPrompt) -> Iterator[Encoded]:
-        """Every turn of a conversation, after answers of plain decoding that are not measured."""
+        """Every turn of a conversation; unmeasured plain decoding gives the answers between turns."""
         said = list[str]()
         for asked, token_ids in unfolded(self.engine, prompt, said, self.refused, raw=self.config.workload.raw):
             yield asked, token_ids
@@ -130,9 +130,9 @@ class Comparison:
                 said.append(plain.text)
 
     def _turns(self) -> Iterator[tuple[list[Contestant], list[Encoded]]]:
-        """The contestants of each turn in their order, and the prompts that each answers; batch size 1 first."""
+        """For each turn its contestants in order, and the prompts for each of them; batch size 1 first."""
         for size, own in self._by_size():
-            load = self.prompts * -(-size // len(self.prompts))  # so that the batch has no empty place
+            load = self.prompts * -(-size // len(self.prompts))  # fills the batch
             step = 1 if size == 1 else LOAD_SIZE * size
             for turn, start in enumerate(range(0, len(load), step)):
                 first = turn % len(own)
@@ -172,7 +172,7 @@ class Comparison:
         return self.engine.draft.presence == "away"
 
     def records(self) -> list[dict[str, Any]]:
-        """Every answer, prompt by prompt, as `answers.jsonl` has it."""
+        """The lines of `answers.jsonl`: every answer, prompt by prompt."""
         return [
             {
                 "prompt": prompt.number,
@@ -193,7 +193,7 @@ class Comparison:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The documented rows of what is measured, by batch size."""
+        """The documented rows of each batch size that all contestants have answered."""
         shown: list[dict[str, Any]] = []
         for _, own in self._by_size():
             if all(contestant.answers for contestant in own):
@@ -261,7 +261,7 @@ def speedup(plain: Generation, answer: Generation) -> float:
 
 
 def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float | None:
-    """Logit of the expected token minus the found one's where they differ; None if one text is a prefix."""
+    """Logit of the expected token minus that of the found token where they first differ; None: one text is a prefix."""
     place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
         return None

@@ -22,23 +22,23 @@ class Contestant:
     num_devices: int = 1
     answers: list[Generation] = field(default_factory=list)
     seconds: float = 0.0
-    """Total time in which the answers were made."""
+    """Total time of the turns."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The fields that name it in a row."""
+        """The fields that name the contestant in a row."""
         return {**settings_of(self.decoding), "drafter": self.drafter, "batch_size": self.batch_size}
 
     @property
     def name(self) -> str:
-        """Its name in tables and figures."""
+        """Name in tables and figures."""
         return row_name(self.settings)
 
 
 def contestants_of(config: RunConfig) -> list[Contestant]:
     """For each batch size plain decoding, then each drafter's synchronous lengths and asynchronous policies.
 
-    Plain decoding of one answer at a time comes first. `synchronous` drops policies, `autoregressive` all.
+    Plain decoding of one answer at a time comes first. `mode=synchronous` drops policies, `autoregressive` drafters.
     """
     decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
     plain = replace(decoding, mode="autoregressive")

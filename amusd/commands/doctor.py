@@ -36,14 +36,14 @@ _MARKS = {True: "ok", False: "FAIL", None: ""}
 _NOTICEABLE = 1.1
 """A finding warns if the draft slows a pass by this factor."""
 _COSTLY = 1.3
-"""A finding warns if a pass of two rows takes this many times as long as one of one row."""
+"""A finding warns if two rows take this many times as long as one row."""
 
 Finding: TypeAlias = tuple[str, bool | None, str]
-"""One line of the report: its name, whether all is well (None: neither good nor bad), and its text."""
+"""A line of the report: name, whether all is well (None: neither good nor bad), and text."""
 
 
 def run(job: Job) -> int:
-    """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2."""
+    """Check what the configuration needs, and print findings; return 0 if everything works, else 2."""
     findings, drafter = [], job.config.drafter
     drafter.require(drafter.address is None, "address", "`amusd doctor` looks at this machine")
     for name, ok, text in _findings(job.config.engine_for("doctor")):
@@ -170,7 +170,7 @@ def _exactness(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) 
 
 
 def _passes(config: EngineConfig, model: ModelRunner, prompt: Sequence[int]) -> Iterator[Finding]:
-    """The cost of a second row, and by how much the draft's device slows a pass of the target while it computes."""
+    """How much a second row costs, and how much a busy draft device slows a pass of the target."""
     passes = {str(rows): one_pass(model, prompt, rows) for rows in (1, 2, config.max_verify_width)}
     with beside(config) as busy:
         alone, slowed = time_in_turns(passes, nullcontext, busy)

@@ -1,4 +1,4 @@
-"""`amusd draft`: a draft for targets of other processes and machines, one at a time, until a signal."""
+"""`amusd draft`: drafts for targets of other processes and machines, one target at a time, until a signal."""
 
 from __future__ import annotations
 

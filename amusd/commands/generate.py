@@ -26,14 +26,14 @@ Encoded: TypeAlias = tuple[WorkloadPrompt, tuple[int, ...]]
 
 
 def run(job: Job) -> int:
-    """Answer a prompt, or a file of them; return the exit code."""
+    """Answer a prompt, or a file of prompts; return the exit code."""
     return job.answer(generate if job.config.out is None else generate_file)
 
 
 def generate(job: Job, engine: Engine) -> Done:
     """Stream one answer, or the answers of one conversation; return the last as the result."""
     config, asker, summaries = job.config, Asker(engine, job.config), list[str]()
-    engine.encode(job.prompts[0].turns, raw=config.workload.raw)  # raises for what cannot be answered at all
+    engine.encode(job.prompts[0].turns, raw=config.workload.raw)  # raises for a bad prompt
     result: dict[str, Any] = {"complete": True}
     for answer in asker.conversation(job.prompts[0]):
         prompt = asker.prompts[answer]
@@ -66,7 +66,7 @@ def _show(job: Job, engine: Engine, answer: Answer) -> None:
 
 
 def generate_file(job: Job, engine: Engine) -> Done:
-    """Answer the rest of a file of prompts. `out` gets each answer as soon as it has all earlier ones."""
+    """Answer the rest of a file of prompts. `out` gets each answer right after all earlier answers."""
     config, max_num_seqs, begin = job.config, engine.worker.max_num_seqs, time.perf_counter()
     out, asker = AnswersFile(config), Asker(engine, config)
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": max_num_seqs}
@@ -104,7 +104,7 @@ class Asker:
         self._engine, self._config, self._options = engine, config, options_of(engine)
 
     def conversation(self, first: WorkloadPrompt) -> Iterator[Answer]:
-        """The answer to a prompt, then to each further turn of its conversation, asked once the one before is over."""
+        """Yield the answers of a conversation; a turn is asked once the answer before is over."""
         config, said = self._config, list[str]()
         for prompt, token_ids in unfolded(self._engine, first, said, self.refused, raw=config.workload.raw):
             options = self._options(token_ids, config.sampling, config.decoding())
@@ -114,7 +114,7 @@ class Asker:
             if prompt.later:
                 try:
                     said.append(answer.result().text)
-                except Exception:  # noqa: BLE001 - raised again in its turn, after the answers before it
+                except Exception:  # noqa: BLE001 - raised again after the earlier answers
                     return
 
 
@@ -143,8 +143,8 @@ def unfolded(
 ) -> Iterator[Encoded]:
     """Yield a prompt and its tokens, then each further turn of its conversation.
 
-    The caller adds the answer to each turn to `said` before it takes the next one. A turn that cannot be used ends the
-    conversation, with a line in `refused`.
+    Before the next turn, the caller adds the answer to `said`. A turn that cannot be used ends the conversation, with a
+    line in `refused`.
     """
     asked: WorkloadPrompt | None = prompt
     while asked is not None:
@@ -161,9 +161,9 @@ def unfolded(
 def in_flight(
     engine: Engine, conversations: Iterator[Iterator[Answer]], num_answers: int
 ) -> Generator[Answer, None, None]:
-    """Compute `num_answers` answers at a time; yield those that are over, in the order of their conversations.
+    """Compute `num_answers` answers at a time; yield finished answers, in the order of conversations.
 
-    The next answer of a conversation is asked for when the one before is over.
+    A turn is asked when the answer before is over.
     """
     begun = ((rest, own) for rest in conversations if (own := deque(islice(rest, 1))))
     flying: deque[tuple[Iterator[Answer], deque[Answer]]] = deque()
@@ -179,7 +179,7 @@ def in_flight(
                     own.extend(islice(rest, 1))
             while flying and flying[0][1][0].is_over:
                 rest, own = flying[0]
-                if len(own) == 1:  # it ended after the loop above had looked at it
+                if len(own) == 1:  # it ended after the loop above
                     own.extend(islice(rest, 1))
                 yield own.popleft()
                 if not own:

@@ -30,7 +30,7 @@ class Job:
     """The run directory."""
     prompts: Sequence[WorkloadPrompt]
     make_engine: Callable[[], Engine]
-    """Returns the engine of the last job if it has the same configuration."""
+    """Returns the last job's engine if configurations are equal, else a new engine."""
 
     def conclude(self, result: dict[str, Any], text: str, notes: Iterable[str] = ()) -> int:
         """Write `result.json`, and show the result even if that fails; return the exit code."""

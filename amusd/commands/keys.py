@@ -1,4 +1,4 @@
-"""`amusd keys`: the keys of a link between two machines."""
+"""`amusd keys`: keys for a link between machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from amusd.transport.curve import write_keys
 
 
 def run(folder: Path) -> int:
-    """Write them into a new folder; return the exit code. Raises `ConfigError`."""
+    """Write the keys into a new folder; return the exit code. Raises `ConfigError`."""
     write_keys(folder)
     logger.info(f"keys: {folder}; each machine needs its own role's .key_secret and the other role's .key")
     return 0

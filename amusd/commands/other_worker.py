@@ -1,4 +1,4 @@
-"""A process in place of the other worker: it answers messages, or computes beside this one."""
+"""A child process in place of the other worker, which answers messages or computes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SIZE = 4096
 _WORK, _REST = b"w", b"r"
 
 Surrounding: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Returns a context in which something is timed."""
+"""Returns a context in which work is timed."""
 
 
 def measure_one_way(
@@ -43,7 +43,7 @@ def measure_one_way(
 ) -> tuple[float, float]:
     """The median and the 99th percentile of half a round trip in microseconds, encoding and decoding included.
 
-    The other process answers a candidate by a verdict, and sends any other message back. `cores`: those of the other
+    The other process answers a candidate by a verdict, and sends any other message back. `cores`: of the other
     process; empty: any. Raises `ConfigError` when the link does not work here, and `PeerLostError` when the process
     ends or is silent for `ANSWER_SECONDS`.
     """
@@ -72,14 +72,14 @@ def measure_one_way(
 def neighbour(device: str, cores: AbstractSet[int]) -> Iterator[Surrounding]:
     """Start a process that idles on the other worker's device; yield `busy`, a context in which it computes.
 
-    `cores`: its own; empty: any. `busy` raises `PeerLostError` when it has ended, or is silent for `READY_SECONDS`.
+    `cores`: of the process; empty: any. `busy` raises `PeerLostError` if the process ends, or `READY_SECONDS` pass.
     """
     pipe = subprocess.PIPE
     with _started("compute", cores, device, stdin=pipe, stdout=pipe, bufsize=0) as process:
         orders, answers = process.stdin, process.stdout
 
         def tell(order: bytes) -> None:
-            with suppress(BrokenPipeError):  # it has ended, and so have its answers
+            with suppress(BrokenPipeError):  # the process has ended: no answer comes either
                 orders.write(order)
 
         @contextmanager

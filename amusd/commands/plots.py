@@ -1,4 +1,4 @@
-"""Figures by matplotlib, in Okabe and Ito's colours. The only file of the package that imports it."""
+"""Figures in Okabe and Ito's colours. The only file of the package that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = {
     "branching": "#009e73",
     "auto": "#cc79a7",
 }
-"""Each mode and policy has one; your own policies look like `auto`."""
+"""Colours of modes and policies; your own policies have that of `auto`."""
 FATES: dict[Fate, tuple[str, str]] = {
     "accepted": ("#0072b2", "drafted, accepted"),
     "overtaken": ("#56b4e9", "drafted right, but too late"),
@@ -31,12 +31,12 @@ FATES: dict[Fate, tuple[str, str]] = {
 }
 EDGES: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
 STYLE: dict[Any, Any] = {"font.size": 9.5, "legend.frameon": False, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
-"""With it equal data give equal files."""
+"""Equal data give equal files."""
 NUM_PASSES = 14
 
 
 def write(draw: Callable[[], Figure], folder: Path, name: str) -> str:
-    """Write a figure to `name.svg` and `name.png`; returns where it is, or why there is none.
+    """Write a figure to `name.svg` and `name.png`; returns its path, or why there is no figure.
 
     Raises `ConfigError` when the files cannot be written.
     """
@@ -69,8 +69,7 @@ def draw_comparison(rows: Sequence[Row]) -> Figure:
 def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     """The beginning of each answer on one scale: passes of the target, tokens of the draft.
 
-    White is idle time. The number on a pass is its committed tokens; a draft step is divided by the fates of its
-    tokens.
+    White is idle time. A pass shows its number of committed tokens, a draft step the shares of its tokens by fate.
     """
     passes = [event for _, part in answers for event in part.passes]
     shown_ms = NUM_PASSES * statistics.median(event.duration_ns for event in passes) / 1e6 if passes else 1.0

@@ -1,7 +1,7 @@
-"""`amusd simulate`: predicts the speed of each schedule on a machine that need not be there.
+"""`amusd simulate`: predicts the speed of each schedule from given or measured times.
 
-All schedules run on the same answers, one at a time or in batches. The workers are the real ones, on virtual time and
-without models or processes.
+All schedules run on the same answers, one at a time or in batches. The real workers run on virtual time, without models
+or processes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import drawn_answers, replayed_answers
 
 JITTER = 0.05
-"""Relative standard deviation of given times. Without it draft and target would stay in step."""
+"""Relative standard deviation of given times. Without jitter draft and target would stay in step."""
 NUM_ANSWERS = 4
 TREE_ROW_SHARE = 0.06
 """Cost of each node beyond the first, as a share of a draft step, if unknown.
 
-Measured on the embedded draft: eight nodes take 1.4 times one.
+Measured on the embedded draft: eight nodes take 1.4 times as long as one.
 """
 
 
@@ -103,9 +103,9 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
 
 
 def simulator_of(config: RunConfig) -> Simulator:
-    """Make the simulator from given or measured times and answers; given values win. Raises `ConfigError`.
+    """Make a simulator from given or measured times and answers; given values win. Raises `ConfigError`.
 
-    Passes are as wide as in `compare` for these block lengths.
+    Passes are as wide as in `compare` with the same block lengths.
     """
     settings, seed = config.simulate, config.sampling.seed
     make_policy(replace(config.decoding(), mode="asynchronous"))  # raises for a mistake in a user's own policy

@@ -17,10 +17,10 @@ from amusd.types import Mode
 Row = dict[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
 TIE = 0.02
-"""A difference in speed below this counts as none."""
+"""A smaller relative difference in speed counts as none."""
 LEGEND_WIDTH = 118
 _IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
-"""Columns shown only in batches."""
+"""Columns hidden at batch size 1."""
 _ALONE = ("target_idle_fraction", "draft_idle_fraction")
 """Columns hidden in batches."""
 OF_CATEGORIES = ("mean_acceptance_length", "tokens_per_second", "speedup_vs_autoregressive")
@@ -28,7 +28,7 @@ OF_CATEGORIES = ("mean_acceptance_length", "tokens_per_second", "speedup_vs_auto
 
 
 def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
-    """The settings that name a schedule in a row; None for one without effect."""
+    """The settings that name a schedule in a row; None: the setting has no effect."""
     policy, is_synchronous = policy_name(decoding), decoding.mode == "synchronous"
     in_blocks = is_synchronous or policy == "windowed"
     return {
@@ -41,7 +41,7 @@ def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
 
 
 def row_name(row: Row) -> str:
-    """`synchronous (best: 2 tokens), embedded`, `asynchronous (chain, waits for 2), ngram, 4 at a time`."""
+    """Name: `synchronous (best: 2 tokens), embedded`, `asynchronous (chain, waits for 2), ngram, 4 at a time`."""
     length, wait, size = row.get("num_speculative_tokens"), row.get("min_candidates"), row.get("batch_size", 1)
     block = f"{length} {'tree step' if row.get('tree') else 'token'}{'s' if length != 1 else ''}"
     block = f"best: {block}" if row.get("tuned") else block if length else ""
@@ -51,7 +51,7 @@ def row_name(row: Row) -> str:
 
 
 class Column(NamedTuple):
-    """One figure."""
+    """A column: one figure."""
 
     name: str
     heading: str
@@ -96,7 +96,7 @@ def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None 
 
 
 def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequence[Row] = ()) -> str:
-    """A table of the columns in which any row has a figure, without `hidden` ones, and a legend below.
+    """A table of the columns in which any row has a figure, but not `hidden` columns, and a legend.
 
     `leading`: for each row, headings and values of further columns on the left.
     """
@@ -111,7 +111,7 @@ def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequenc
 
 
 def _categories_table(rows: Sequence[Row]) -> str:
-    """A table of all rows for each category of the prompts; empty without any."""
+    """A table of all rows for each category of prompts; empty without categories."""
     found = ((name, row | own) for row in rows for name, own in row.get("categories", {}).items())
     shown = sorted(found, key=itemgetter(0))
     hidden = [column.name for column in COLUMNS if column.name not in OF_CATEGORIES]
@@ -144,7 +144,7 @@ def summary_of(rows: Sequence[Row], config: RunConfig, environment: Row | None) 
 
 
 def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Plain decoding, then for each drafter the best synchronous row and the asynchronous ones."""
+    """Plain decoding, then for each drafter the best synchronous and all asynchronous rows."""
     plain, *others = rows
     for row in rows:
         if row["speedup_vs_autoregressive"] is None:
@@ -165,9 +165,9 @@ def with_the_best(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def advice(rows: Sequence[Row]) -> str:
-    """One sentence: the fastest setting, and its gain. Empty for plain decoding alone, which is the first row.
+    """One sentence: the fastest setting, and its gain. Empty if plain decoding, the first row, is alone.
 
-    `auto`, which has the least to tune, wins among settings that are equally fast.
+    `auto`, which has the least to tune, wins among equally fast settings.
     """
     plain, *drafting = rows
     if not drafting:

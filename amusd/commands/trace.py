@@ -1,7 +1,7 @@
 """`amusd trace`: a run's events as a file for trace viewers, a picture and an account. Needs no model and no torch.
 
 In the file, target and draft are processes with the threads `sequence`, `work` and `messages`. A message is a short
-slice, since an arrow has to end at slices. The account sums up the passes, waits and draft steps of each schedule, and
+slice, since arrows connect slices. The account sums up the passes, waits and draft steps of each schedule, and
 counts the passes that should have waited.
 
 References: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -40,8 +40,8 @@ def run(run_directory: Path, wanted: str | None = None) -> int:
     """Write `trace.json` and the figure `timeline` of one sequence into the run directory.
 
     `wanted`: `sequence=N`; by default the last sequence with an asynchronous draft, else with a draft, else the last.
-    The figure shows the last synchronous one above it. An account of each schedule is printed. Returns the exit code.
-    Raises `ConfigError` for no run directory or no such sequence.
+    The figure shows the last synchronous sequence above an asynchronous one. An account of each schedule is printed.
+    Returns the exit code. Raises `ConfigError` if the run or the sequence is missing.
     """
     console, timeline = Console(), _read(run_directory)
     sequences = [event for event in timeline.target if isinstance(event, WholeSequence)]
@@ -121,7 +121,7 @@ def _names(role: str) -> Iterator[_Json]:
 
 
 def _work(role: str, events: Sequence[Event], fates: Mapping[int, Mapping[Fate, int]]) -> Iterator[_Json]:
-    """Spans, and marks of instants. `fates`: those of the tokens of each draft step, by its start."""
+    """Spans, and marks of instants. `fates`: of each draft step's tokens, by the start of the step."""
     for event in events:
         own = fates.get(event.start_ns, {}) if isinstance(event, DraftStep) else {}
         if event.name in (*SPANS, *TARGET_WORK, *DRAFT_WORK):
@@ -185,8 +185,8 @@ def account(parts: Sequence[Timeline]) -> Iterator[str]:
 def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[float, int]:
     """The worth of a first candidate in nanoseconds, and the number of passes that should have waited for one.
 
-    A first candidate gains as many tokens as its probability of acceptance; its worth is the time that these take.
-    A pass should have waited if it began empty, and one was sent within this time.
+    The worth is the candidate's probability of acceptance times the time per token. A pass should have waited if it
+    began without candidates and a fitting one was sent within this time.
     """
     tested = [event.num_accepted > 0 for event in passes if event.num_candidates]
     total_ns = sum(own[-1].end_ns - own[0].start_ns for own in (part.passes for part in parts) if own)
@@ -202,7 +202,7 @@ def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[fl
 
 
 def _medians(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, float]]:
-    """The median of each number's values, by number."""
+    """Pairs of a number and the median of its values, by number."""
     found = defaultdict(list)
     for number, value in pairs:
         found[number].append(value)

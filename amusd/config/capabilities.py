@@ -1,4 +1,4 @@
-"""What each kind of drafter can do. Refusals and the table in `docs/drafters.md` follow from it."""
+"""What each kind of drafter can do: the source of refusals and of the table in `docs/drafters.md`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Capabilities:
     """What a kind of drafter can do; all draft chains. Defaults: a small model with the target's tokenizer."""
 
     tree: bool = True
-    """It drafts trees: synchronous mode with `tree`, and the policies `branching` and `auto`."""
+    """Drafts trees: synchronous mode with `tree`, and the policies `branching` and `auto`."""
     runs_ahead: bool = True
-    """It drafts on after its own unjudged guesses: asynchronous mode."""
+    """Continues after its own unjudged guesses, as asynchronous mode needs."""
     needs_features: bool = False
-    """It reads the target's hidden states of the committed tokens."""
+    """Reads the target's hidden states of committed tokens."""
     has_model: bool = True
-    """It is a causal language model on the draft's device."""
+    """Is a causal language model on the draft's device."""
     checkpoint: bool = False
-    """It is loaded from a checkpoint, `drafter.model`."""
+    """Is loaded from a checkpoint, `drafter.model`."""
     any_target: bool = False
-    """It fits any target, also random weights (`hardware.synthetic`)."""
+    """Fits any target, also random weights (`hardware.synthetic`)."""
 
 
 CAPABILITIES: Mapping[str, Capabilities] = {
@@ -39,7 +39,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "synthetic": Capabilities(any_target=True),
     "custom": Capabilities(has_model=False, any_target=True),
 }
-"""By `DrafterConfig.kind`."""
+"""Capabilities by `DrafterConfig.kind`."""
 
 
 def kinds_with(ability: str) -> tuple[str, ...]:

@@ -38,16 +38,16 @@ class CompareConfig(Settings):
 
     drafters: tuple[str, ...] = ()
     """Drafters to compare, of different kinds: `KIND`, `KIND:FOLDER_OR_HUB_NAME` or `custom:FACTORY`; empty: the
-    configured one.
+    configured drafter.
     """
     synchronous_lengths: _Counts = (2, 4, 7)
     """Values of num_speculative_tokens to try; the table shows the best."""
     trees: bool = False
-    """Try trees of these lengths (`tree`) with drafters that can."""
+    """Also try trees (`tree`) of `synchronous_lengths` steps, if the drafter can."""
     policies: tuple[str, ...] = ()
-    """Asynchronous policies to compare; empty: the configured one."""
+    """Asynchronous policies to compare; empty: the configured policy."""
     batch_sizes: _Counts = (1,)
-    """Numbers of answers at a time; each mode answers all prompts at each of them."""
+    """Numbers of answers at a time; each mode answers all prompts at each number."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,25 +65,25 @@ class ServeConfig(Settings):
     section = "serve"
 
     host: Text = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every IPv4 address of the machine. Only loopback goes without `api_key`."""
+    """Address to listen on; 0.0.0.0 is every IPv4 address of the machine. Only loopback needs no `api_key`."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
-    """0: any free port, which the line with the address names."""
+    """0: any free port; the line with the address names it."""
     api_key: Text | None = None
-    """Clients must send it as `Authorization: Bearer ...`; None: no key.
+    """Key that clients send as `Authorization: Bearer ...`; None: no key.
 
-    The environment variable AMUSD_API_KEY keeps it out of the list of processes.
+    The environment variable AMUSD_API_KEY keeps the key out of the list of processes.
     """
     allowed_hosts: tuple[str, ...] = ()
     """Further host names, such as a proxy's, for a server on loopback without a key.
 
-    Others are refused with 403, so that a web page cannot reach the server through a name that it controls.
+    Requests for other names get 403, which prevents DNS rebinding.
     """
     model_name: Text | None = None
     """Name of the model for clients; None: the target's name."""
     max_queue: CountFromZero = 64
     """Answers that may wait besides the `max_num_seqs` at work; a further request is refused with 429."""
     shutdown_seconds: Amount = 30.0
-    """How long running answers may take to end after SIGTERM or Ctrl-C. A second signal ends them at once."""
+    """How long running answers may take to end after SIGTERM or Ctrl-C. A second signal ends the server at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,29 +96,29 @@ class RayConfig(Settings):
     max_replicas: Count | None = None
     """Greatest number of engines; None: `ray.min_replicas`."""
     num_gpus: Amount = 0.0
-    """GPUs that Ray sets aside for each engine: 2 for a target and a draft, or a share of one."""
+    """GPUs that Ray sets aside for each engine: 2 for a target and a draft, or a share of a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateConfig(Settings):
-    """Assumptions of `amusd simulate` beside those at the top level (`verify_ms` ...), and the values that it tries."""
+    """Further assumptions of `amusd simulate` (`verify_ms` and others are at the top level), and values to try."""
 
     section = "simulate"
 
     batch_size: Count = 1
     """Answers that are decoded together.
 
-    A calibration measures one at a time; `sequence_ms` and `knee_rows` give the cost of more (`amusd bench` times wider
-    passes).
+    A calibration has one answer at a time; `sequence_ms` and `knee_rows` give the cost of more answers (`amusd bench`
+    times wider passes).
     """
     sequence_ms: Amount = 0.0
-    """Added to a target pass for each sequence beyond the first (its cache); a draft step grows by the same share."""
+    """Added to a target pass for the cache of each sequence beyond the first; a draft step grows by the same share."""
     knee_rows: Count | None = None
-    """Rows of a pass or step that are free; beyond them its time grows in proportion. None: no such limit, and each
-    further node of a draft step costs as calibrated, else 0.06 times the draft's time for one token.
+    """Rows beyond which the time of a pass or step grows in proportion. None: no such limit; each further node of a
+    draft step costs as calibrated, else 0.06 times the draft's time for one token.
     """
     num_tokens: Count = 256
-    """Tokens of an answer; there are four, or one for each place of the batch. A replay has the run's own."""
+    """Tokens of each answer; there are four answers, or `batch_size` if more. A replay has the run's answers."""
     synchronous_lengths: _Counts = (1, 2, 3, 4, 5, 6, 7)
     """Values of num_speculative_tokens to try for synchronous decoding."""
     min_candidates: Annotated[tuple[CountFromZero, ...], Meta(min_length=1)] = (0, 1, 2, 3, 4, 5)

@@ -29,7 +29,7 @@ _Biases: TypeAlias = Annotated[tuple[tuple[CountFromZero, _Addend], ...], Meta(m
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution(Settings):
-    """The distribution of each token of an answer, and the seed of its noise. Both workers apply it."""
+    """The distribution of each token of an answer, and the seed of its noise, for both workers."""
 
     section = "sampling"
 
@@ -40,15 +40,15 @@ class Distribution(Settings):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Sample from the fewest most likely tokens that together have this probability."""
     min_p: Share = 0.0
-    """Sample from tokens at least this share as likely as the most likely one."""
+    """Sample from tokens with at least this share of the highest probability."""
     repetition_penalty: _Factor = 1.0
-    """Logits of tokens in prompt or answer are divided by this if positive, else multiplied; 1: none."""
+    """Divides positive and multiplies negative logits of tokens in prompt or answer; 1: no penalty."""
     presence_penalty: _Addend = 0.0
     """Subtracted from the logits of tokens that the answer holds."""
     frequency_penalty: _Addend = 0.0
-    """Subtracted from a token's logit once for each time that the answer holds it."""
+    """Subtracted from a token's logit for each occurrence in the answer."""
     logit_bias: _Biases = ()
-    """Pairs [token id, bias], or from Python a mapping: added to the token's logit first."""
+    """Pairs [token id, bias], or in Python a mapping; a bias is added before all else."""
     acceptance: AcceptanceRule = "auto"
     """How candidates are accepted. `auto`: `greedy` at temperature 0, else `matching` (shared noise)."""
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
@@ -67,12 +67,12 @@ class Distribution(Settings):
         return cls(**structs.asdict(sampling))
 
     def as_message(self) -> Sampling:
-        """The same for a message."""
+        """This distribution for a message."""
         return Sampling(**dataclasses.asdict(self))
 
     @property
     def rule(self) -> AcceptanceRule:
-        """The acceptance rule: never `auto`."""
+        """The acceptance rule, with `auto` resolved."""
         if self.acceptance != "auto":
             return self.acceptance
         return "greedy" if self.temperature == 0 else "matching"
@@ -107,9 +107,9 @@ class SamplingParams(Distribution):
     ignore_eos: bool = False
     """Go on after an end-of-sequence token (for measurements)."""
     logprobs: bool = False
-    """Report each token's log-probability: the target's own, before anything above is applied."""
+    """Report each token's log-probability: the target's own, before bias, penalties, temperature and filters."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    """Report each token's log-probability, and beside it this many most likely tokens with theirs."""
+    """Report the log-probabilities of each token and of this many most likely ones."""
 
     @property
     def distribution(self) -> Distribution:
@@ -139,11 +139,11 @@ class DecodingConfig(Settings):
     num_speculative_tokens: Count = 4
     """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
     tree: bool = False
-    """Synchronous mode: a block is a tree of this many draft steps, not a chain (not with the ratio test)."""
+    """Synchronous mode: `num_speculative_tokens` draft steps make a tree, not a chain (not with the ratio test)."""
     max_lookahead: Count = 16
-    """Chain, branching, auto: tokens that the draft may be ahead of the prefix it knows."""
+    """Chain, branching, auto: most tokens of the draft beyond the prefix that it knows."""
     min_candidates: CountFromZero = 2
-    """Chain, branching: candidates the target waits for where the draft starts anew."""
+    """Chain, branching: candidates that the target waits for; with chain only after the draft starts anew."""
     max_wait_passes: Amount = 1.0
     """Chain, branching, auto: the longest wait before a pass, in target passes."""
     fan_out: _FanOut = 8

@@ -25,11 +25,11 @@ ModelShape: TypeAlias = Literal[
 """Shapes of public models, for random weights; `checkpoints/synthetic.py` has their sizes."""
 
 MAX_REMEMBERED = 1 << 20
-"""Tokens of earlier answers; the draft needs about 1 KB for each."""
+"""Most tokens of `drafter.remember`; the draft needs about 1 KB for each token."""
 MIN_VERIFY_WIDTH = 8
-"""Fewest rows of a padded target pass: verifying 8 rows costs a CPU what 1 row does."""
+"""Fewest rows of a padded target pass: 8 rows cost a CPU as much as 1 row."""
 MAX_MATCH = 12
-"""Longest suffix in tokens that is looked up."""
+"""Longest looked-up suffix, in tokens."""
 DEFAULT_DRAFTERS: Mapping[str, str] = {
     "ngram": "drafter=ngram (prompt lookup): none is named, and the embedded draft fits the embedded target only; "
     "a small model of the target's family, drafter=FOLDER, is usually faster",
@@ -51,15 +51,15 @@ Length: TypeAlias = Annotated[int, Meta(ge=2, le=MAX_TOKENS)]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig(Settings):
-    """Which model verifies."""
+    """The model that verifies."""
 
     section = "target"
 
     kind: Literal["embedded", "hf"] = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint. `target=MODEL` is short for both."""
+    """`hf`: a folder or hub name of a transformers checkpoint. `target=MODEL` sets kind and model."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """`auto`: bfloat16; on CPUs float32 with float16 weights, if that is timed to be faster."""
+    """`auto`: bfloat16; where missing or slower, float32 with float16 weights (CPUs) or float16 (GPUs)."""
     model_impl: Literal["auto", "transformers"] = "auto"
     """Forward pass: our lean decoder where it covers the model (`auto`), or transformers' own."""
 
@@ -79,11 +79,11 @@ class DrafterConfig(Settings):
     """`auto`: `embedded` for the embedded target, `synthetic` for random weights, else `ngram`."""
     model: str | None = None
     """Folder or hub name of a checkpoint: a model (`hf`), a drafter trained for the target (`eagle`, `medusa`,
-    `dflash`), or what judges the tokens of `inner` (`cascade`; None: the embedded draft).
+    `dflash`), or a model to judge the tokens of `inner` (`cascade`; None: the embedded draft).
     """
     dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
-    """`auto`: `int8` for `embedded` and drafters that read states, on CPUs that multiply it fast; else bfloat16, or
-    float16 or float32 without it.
+    """`auto`: `int8` for `embedded` and drafters that read states, on CPUs that multiply it fast; else bfloat16; where
+    missing, float32 (CPUs) or float16 (GPUs).
     """
     num_layers: Count | None = None
     """`self`: how many of the target's first layers draft, with its norm and head; None: a quarter."""
@@ -93,21 +93,21 @@ class DrafterConfig(Settings):
     With 0 `embedded` and `eagle` look nothing up, not even for trees.
     """
     shape: ModelShape | None = None
-    """`synthetic`: model whose steps it takes; None: one size below a synthetic target, else `embedded`."""
+    """`synthetic`: shape of the computed model; None: one size below a synthetic target, else `embedded`."""
     accept: Share = 0.8
     """`synthetic`: probability that a candidate is right; exact with `verify_width=fixed`."""
     remember: Annotated[int, Meta(ge=0, le=MAX_REMEMBERED)] = 0
-    """`ngram`: number of tokens of earlier answers, other users' too, in which it looks up; 0: none."""
+    """`ngram`: number of tokens of earlier answers, other users' too, for lookup; 0: none."""
     inner: Text | None = None
-    """`cascade`: drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
+    """`cascade`: drafter for `model`: `ngram` (or None), `embedded`, a checkpoint."""
     inner_device: Device | None = None
     """`cascade`: device of a separate process for `inner`; None: that of `model`."""
     factory: str | None = None
-    """`custom`: the function that makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
+    """`custom`: function that makes the drafter: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """`custom`: `context.options` of the function."""
+    """`custom`: `context.options` of the factory."""
     address: Address | None = None
-    """`tcp://HOST:PORT` of an `amusd draft`, which has the model; None: start a process for it."""
+    """`tcp://HOST:PORT` of an `amusd draft`, which has the model; None: start a draft process."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +129,7 @@ class DrafterConfig(Settings):
         self.require(has_factory, "factory", "allowed: MODULE:FUNCTION, FILE.py:FUNCTION")
 
     def for_target(self, target: TargetConfig, hardware: HardwareConfig) -> DrafterConfig:
-        """The same; `auto` becomes the kind that fits this target."""
+        """This drafter, with `auto` replaced by a fitting kind."""
         if self.kind != "auto":
             return self
         random = hardware.synthetic is not None
@@ -137,17 +137,17 @@ class DrafterConfig(Settings):
 
     @property
     def can(self) -> Capabilities:
-        """The abilities of its kind."""
+        """Abilities of the drafter's kind."""
         return CAPABILITIES[self.kind]
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether an `amusd draft` has its model, and the target does without."""
+        """Whether only an `amusd draft` needs the drafter's model."""
         return self.address is not None and not self.can.needs_features
 
     @property
     def stages(self) -> tuple[DrafterConfig, ...]:
-        """The drafter; for a cascade the middle one and its inner one."""
+        """The drafter alone, or a cascade's middle and inner drafters."""
         if self.kind != "cascade":
             return (self,)
         alone = partial(replace, self, inner=None, inner_device=None)
@@ -166,13 +166,13 @@ class TransportConfig(Settings):
     kind: Literal["auto", "shared_memory", "zeromq", "gloo", "nccl"] = "auto"
     """`auto`: `zeromq` with an address, else `shared_memory` where it works, else `zeromq` locally."""
     address: Text | None = None
-    """`ipc://PATH` or `tcp://HOST:PORT`; None: a private one. The draft listens there, the target connects."""
+    """`ipc://PATH` or `tcp://HOST:PORT` at which the draft listens; None: a private address."""
     insecure: bool = False
     """Allow an address beyond this machine, unencrypted and unauthenticated."""
     keys: Text | None = None
-    """A folder of `amusd keys FOLDER`: encrypt the link over TCP, and let in only owners of its keys."""
+    """Folder of `amusd keys FOLDER`: encrypts a TCP link, and admits only owners of the keys."""
     delay_ms: Annotated[float, Meta(ge=0, le=10_000)] = 0.0
-    """Delay added to each message, to try a distance on one machine."""
+    """Delay added to each message, to simulate distance on one machine."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,14 +183,14 @@ class TransportConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig(Settings):
-    """Which devices the workers use."""
+    """The devices of the workers."""
 
     section = "hardware"
 
     devices: tuple[Device, ...] = ()
-    """Device of each rank of the target, then the draft's: `cuda:0`, `cpu` ... One name is for all.
+    """Device of each rank of the target, then the draft's: `cuda:0`, `cpu` ... One name holds for all.
 
-    Empty: a GPU each, the target's first; with too few GPUs they share; without any the CPU.
+    Empty: a GPU for each, the target's first; too few GPUs are shared; without GPUs the CPU.
     """
     pin_cores: bool = True
     """On CPUs: give each rank cores of its own, `num_threads` each, if there are enough."""
@@ -209,18 +209,18 @@ class EngineKeys(Settings):
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     verify_width: Literal["auto", "bucketed", "fixed"] = "auto"
-    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can change the numbers.
+    """`fixed`: every target pass has the bits of a pass of `max_verify_width` rows, whatever the timing.
 
-    `auto`: `fixed` where that holds, else `bucketed` (a mixture of experts, recurrent states).
+    `bucketed`: little padding. `auto`: `fixed`, but `bucketed` for mixtures of experts and recurrent states.
     """
     max_model_len: Length = 2048
-    """Longest sequence, prompt included; the model's own limit still holds."""
+    """Longest sequence in tokens, prompt included; the model's own limit still holds."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
     """Answers computed at a time; each has room for `max_model_len` tokens."""
     prefix_caching: bool = True
-    """A prompt that begins like one answered before computes only the rest; `compare` always computes all."""
+    """Reuse the cache of an earlier sequence that begins like the prompt; `compare` never does."""
     prefix_states_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 1024
-    """Recurrent layers: MB for a model's states at the ends of prompts and of chunks."""
+    """Recurrent layers: most MB of states that a model keeps at ends of prompts and chunks."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: Count = 1
@@ -236,7 +236,7 @@ class EngineConfig(EngineKeys):
     max_verify_width: Length = MIN_VERIFY_WIDTH
     """Most rows of a target pass: the last committed token and the candidates after it."""
     fits_memory: bool = False
-    """Whether the draft shortens its caches to fit half of the free memory of its device."""
+    """Whether the draft shortens its caches to fit half of the device's free memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -263,7 +263,7 @@ class EngineConfig(EngineKeys):
 
     @property
     def draft_address(self) -> str | None:
-        """Address of the `amusd draft` that serves this target; None: it starts its own draft."""
+        """Address of the `amusd draft` that serves this target; None: the target starts a draft."""
         return self.drafters[0].address if self.drafters else None
 
     @property

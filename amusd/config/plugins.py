@@ -1,6 +1,6 @@
 """User code that a setting names: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
 
-Loading it runs it, as `import` does. Modules are found on Python's path, which does not include the current directory.
+Loading runs the code, as `import` does. Modules are found on Python's path, without the current directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_reference(text: str) -> bool:
 
 
 def load_function(key: str, named: str) -> Callable[..., Any]:
-    """Import the function that `named`, a reference, names; a file is run once. Raises `ConfigError`, one line."""
+    """Import the function of the reference `named`; a file is run once. Raises `ConfigError`, one line."""
     place, _, name = named.rpartition(":")
     with failing_in_one_line(key, named):
         module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
@@ -42,7 +42,7 @@ def load_function(key: str, named: str) -> Callable[..., Any]:
 
 
 def call(key: str, named: str, kinds: tuple[Any, ...], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a user's function; return its result. Raises `ConfigError`, one line, if it has none of these types."""
+    """Return a user function's result. Raises `ConfigError`, one line, for an error or a result not of `kinds`."""
     with failing_in_one_line(key, named):
         made = function(*args, **options)
     if not isinstance(made, kinds):
@@ -53,7 +53,7 @@ def call(key: str, named: str, kinds: tuple[Any, ...], function: Callable[..., A
 
 @contextmanager
 def failing_in_one_line(key: str, named: str) -> Iterator[None]:
-    """Turn an error in user code into a `ConfigError` that names its place, raised from the error."""
+    """Turn an error in user code into a `ConfigError` that names the place and is raised from the error."""
     try:
         yield
     except AmusdError:

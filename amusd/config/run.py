@@ -23,8 +23,8 @@ class RunConfig(DecodingConfig, EngineKeys):
     prompt: str | None = None
     """The user's message; None: the workload's prompts, for `generate` the first."""
     out: str | None = None
-    """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file of JSON lines, and
-    go on with it if it exists.
+    """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file of JSON lines; an
+    existing file is continued.
     """
     listen: Address | None = None
     """`draft`: `tcp://HOST:PORT` to listen on, for targets that name it as `drafter.address`."""
@@ -42,7 +42,7 @@ class RunConfig(DecodingConfig, EngineKeys):
     calibration: str | None = None
     """`simulate`: a run directory, for times and outcomes that are not given."""
     max_verify_width: Length | None = None
-    """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
+    """Most rows of a target pass; None: the least multiple of 8 for the longest block and the token before it."""
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
@@ -70,7 +70,7 @@ class RunConfig(DecodingConfig, EngineKeys):
         return DecodingConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(DecodingConfig)})
 
     def synchronous_lengths(self) -> tuple[int, ...]:
-        """Block lengths that `compare` tries: that of `mode=synchronous`, else those of `compare`."""
+        """Block lengths that `compare` tries; with `mode=synchronous` only `num_speculative_tokens`."""
         if self.mode == "autoregressive":
             return ()
         if self.mode == "synchronous":

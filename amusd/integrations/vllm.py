@@ -1,18 +1,18 @@
 """A draft on a device of its own for vLLM: `AsyncProposer`, for `speculative_config={"method": "custom_class"}`.
 
-After each pass vLLM shows the proposer the tokens of every row of its batch. The proposer tells the draft process what
-is new and returns the candidates that have arrived; the draft drafts on while vLLM verifies them.
+After each pass vLLM shows the proposer the tokens of every row of its batch. The proposer sends new tokens to the draft
+process and returns the candidates that have arrived; the draft continues while vLLM verifies them.
 
 Rules
     V1  vLLM decides every token, by its own acceptance rule. The proposer cannot change a text.
-    V2  A row has no name, so it is known by its tokens: a row belongs to the sequence whose tokens it begins with.
-        Sequences that no row belongs to are closed before new ones are opened.
+    V2  A row has no name: it belongs to the sequence whose tokens it begins with. Sequences without a row are closed
+        before new sequences are opened.
     V3  A draft that is slow, silent or lost costs candidates, never a pass: a pass waits for `wait_ms` at most, and a
         lost draft is replaced.
-    V4  Unless it drafts chains, the draft drafts a tree, so that candidates are at hand after most of vLLM's choices.
-        vLLM takes a chain for each row: the tree's likeliest path.
-    V5  While the batch has more than `draft_up_to_rows` rows, no verdicts are sent. When the batch has shrunk, its
-        sequences go on with all that was committed meanwhile.
+    V4  The draft makes a tree if the drafter can, so that candidates are at hand after most of vLLM's choices. Each row
+        gets a chain: the tree's likeliest path.
+    V5  While the batch has more than `draft_up_to_rows` rows, no verdicts are sent. Once the batch has shrunk, the next
+        verdicts hold all tokens committed meanwhile.
 
 This module does not import vLLM; it reads the objects that vLLM passes (checked with vLLM 0.32, model runner V1).
 """
@@ -55,14 +55,14 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass
 class Counts:
-    """Counts of rows that could have had candidates, and of these candidates."""
+    """Counts of rows for which vLLM asked for candidates, and of the candidates."""
 
     rows: int = 0
     """Rows for which vLLM asked for candidates, summed over passes of up to `draft_up_to_rows` rows."""
     rows_without: int = 0
-    """Rows for which nothing that fitted had arrived."""
+    """Rows for which vLLM asked for candidates and got none."""
     proposed: int = 0
-    """Candidates, without what fills up a list."""
+    """Candidates for vLLM, without padding."""
     accepted: int = 0
     """Candidates that vLLM accepted."""
     waited_seconds: float = 0.0
@@ -97,7 +97,7 @@ class Batch:
     """Most candidates of a row in a pass."""
     counts: Counts = field(default_factory=Counts)
     _rows: list[_Row | None] = field(default_factory=list)
-    """By their index in the last pass; None: a row without a sequence."""
+    """By index in the last pass; None: a row without a sequence."""
 
     @property
     def connection(self) -> Connection:
@@ -107,7 +107,7 @@ class Batch:
     def propose(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         """Candidates after each row's text, a list for each row.
 
-        `num_new`: tokens that the last pass added to each; 0: the row's prompt is not computed yet, and it wants none.
+        `num_new`: tokens that the last pass added to each row; 0: the prompt is not complete, so the row gets none.
         """
         self._rows = self._matched(texts)
         self._count_accepted(num_new)
@@ -150,7 +150,7 @@ class Batch:
         return [*candidates[: self.num_candidates]]
 
     def _follow(self, texts: Sequence[Ids]) -> None:
-        """Open a sequence for each new row if there is room, and tell the draft what is new in the others (V2)."""
+        """Open a sequence for each new row if there is room, and send the draft the new tokens of other rows (V2)."""
         num_open = sum(row is not None for row in self._rows)
         for index, text in enumerate(texts):
             row, has_room = self._rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
@@ -183,7 +183,7 @@ class Batch:
         return row
 
     def _matched(self, texts: Sequence[Ids]) -> list[_Row | None]:
-        """Each row's sequence: that of its index if it fits, else the longest that does. All others are closed."""
+        """Each row's sequence: the one at its index if it fits, else the longest fitting one. Closes all others."""
         rows: list[_Row | None] = [None] * len(texts)
         left = {index: row for index, row in enumerate(self._rows) if row is not None}
         for index, text in enumerate(texts):
@@ -214,11 +214,11 @@ class Batch:
 class AsyncProposer:
     """A proposer for vLLM: it returns the candidates that a draft process has made since the last pass.
 
-    Its settings are those of `ProposerConfig`, in vLLM's `additional_config` under `amusd`.
+    Settings: `ProposerConfig`, in vLLM's `additional_config` under `amusd`.
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        """Start the draft, and wait until it has loaded. Raises `ConfigError`, and `PeerError` if it does not come."""
+        """Start the draft, and wait until it has loaded. Raises `ConfigError`, and `PeerError` if the draft fails."""
         self._running = ExitStack()
         self.batch: Batch | None = None
         self.compilation = vllm_config.compilation_config  # vLLM sets its mode later
@@ -253,8 +253,8 @@ class AsyncProposer:
     ) -> list[list[int]]:
         """Candidates for the next pass, a list for each row.
 
-        `sampled_token_ids`: what the last pass added to each row. `token_ids_cpu`: [rows, columns], of which the first
-        `num_tokens_no_spec` of each row are its tokens.
+        `sampled_token_ids`: tokens that the last pass added to each row. `token_ids_cpu`: [rows, columns]; the first
+        `num_tokens_no_spec` columns of each row are tokens.
         """
         if self.batch is None:
             return [[] for _ in sampled_token_ids]

@@ -20,39 +20,39 @@ from amusd.transport.addresses import check_address
 
 @dataclass(frozen=True, kw_only=True)
 class ProposerConfig(Settings):
-    """What vLLM's `additional_config` says under `amusd`."""
+    """The settings under `amusd` in vLLM's `additional_config`."""
 
     section = "amusd"
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
-    """As elsewhere: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... It must not read hidden states."""
+    """`{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ..., but no drafter that reads hidden states."""
     keys: Text | None = None
     """Folder of `amusd keys FOLDER`, for a drafter with an `address` on another machine."""
     device: Device | None = None
-    """The draft's device, as vLLM's process numbers them; None: the first GPU that vLLM leaves, `cpu` on CPUs."""
+    """The draft's device, by the numbers of vLLM's process; None: the first GPU that vLLM leaves, else `cpu`."""
     cores: tuple[CountFromZero, ...] = ()
-    """CPU cores of the draft, which vLLM must not use; empty: the last one of vLLM's process."""
+    """CPU cores of the draft, which vLLM must not use; empty: the last core of vLLM's process."""
     rows_per_step: Width = 8
     """Most tokens that the draft computes for a row in one step, to be ready for vLLM's choice; 1: a chain."""
     min_chance: Share = 0.2
     """A candidate is proposed only if the draft gives it and all before it at least this probability."""
     wait_ms: Amount = 0.0
-    """Longest that a pass waits for `min_candidates` of each row."""
+    """Longest wait of a pass for `min_candidates` of each row."""
     min_candidates: Count = 1
     """Candidates of each row for which a pass waits, `wait_ms` at most."""
     draft_up_to_rows: Count = 16
-    """While vLLM's batch has more rows, the draft gets no verdicts, and no row candidates."""
+    """While vLLM's batch has more rows, the draft gets no verdicts and vLLM no candidates."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 16
-    """Rows that are drafted for at a time; further ones get no candidates."""
+    """Most rows drafted for at a time; further rows get no candidates."""
     max_model_len: Length | None = None
-    """Longest row, in tokens, that is drafted for; None: what half of the free memory of the draft's device holds."""
+    """Longest row, in tokens, that is drafted for; None: as long as half of the draft device's free memory allows."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long vLLM's start waits for the draft to load."""
 
     def engine(self, vllm_config: Any) -> EngineConfig:
         """The configuration of the draft's process. Raises `ConfigError`."""
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
-        if (number := parallel.pipeline_parallel_size) > 1:  # its batches take turns
+        if (number := parallel.pipeline_parallel_size) > 1:  # batches take turns
             allowed = "AsyncProposer has to see every row after each pass; allowed: 1"
             raise ConfigError(f"pipeline_parallel_size={number}: {allowed}")
         is_named = self.drafter.kind not in ("auto", "synthetic")
@@ -83,7 +83,7 @@ class ProposerConfig(Settings):
     def _gpu_beside(self, parallel: Any) -> str:
         """The first visible GPU that no rank of vLLM has. Raises `ConfigError` where none is known to be free."""
         visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count_gpus())))).split(",")
-        # A data-parallel rank's engine knows only the greatest number of the others.
+        # With data parallelism an engine knows only the greatest number of ranks.
         num_ranks = parallel.local_world_size * (parallel.elastic_ep_max_dp_size or parallel.data_parallel_size)
         taken = [*map(str, parallel.assigned_physical_gpu_ids or visible[:num_ranks])]
         free = [f"cuda:{index}" for index, name in enumerate(visible) if name not in taken]

@@ -73,7 +73,7 @@ def _routes(service: Service) -> Starlette:
 
 
 async def _body(request: Request) -> bytes:
-    """The body. Raises `RequestError` if it is too large, or of a type that another site's page could send."""
+    """A request's body. Raises `RequestError` if it is too large, or of a type that another site's page could send."""
     where, content = f"{request.method} {request.url.path}", bytearray()
     kind = request.headers.get("content-type", "").partition(";")[0]
     if not kind.strip().lower().endswith("json"):
@@ -113,7 +113,7 @@ def error_response(error: RequestError) -> Response:
 _HANDLERS: dict[Any, Any] = {
     RequestError: lambda _request, error: error_response(error),
     HTTPException: _http_error,
-    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # also raised, up to `make_app`
+    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # Starlette raises it again
 }
 
 
@@ -137,7 +137,7 @@ def make_app(service: Service) -> ASGIApp:
 
 
 def _check(scope: Scope, config: ServeConfig) -> None:
-    """Raise `RequestError` for a request without the key; if there is no key, for one that names another host."""
+    """Raise `RequestError` for a wrong or missing key; without a key on loopback, for another host name."""
     headers, key = dict(scope["headers"]), config.api_key
     name = re.sub(r":\d*$", "", headers.get(b"host", b"localhost").decode("latin-1"))
     host = name.strip("[]").rstrip(".").lower()
@@ -153,5 +153,5 @@ def _check(scope: Scope, config: ServeConfig) -> None:
 
 
 def is_here(host: str) -> bool:
-    """Whether only this machine reaches this host."""
+    """Whether only this machine can reach `host`."""
     return host == "localhost" or host.endswith(".localhost") or is_loopback(host)

@@ -1,4 +1,4 @@
-"""The figures of `GET /metrics`: vLLM's names where it has one, else `amusd:`."""
+"""The figures of `GET /metrics`, under vLLM's names if possible, else `amusd:` names."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServerMetrics(Collector):
             yield family
 
     def answered(self, began: float) -> None:
-        """Record the first token of an answer. `began`: when its request came (`time.perf_counter`)."""
+        """Record the first token of an answer. `began`: the request's arrival (`time.perf_counter`)."""
         self._first_token.observe(time.perf_counter() - began)
 
     def finished(self, generation: Generation) -> None:
@@ -78,7 +78,7 @@ class ServerMetrics(Collector):
             self._between.observe(gap_ns / 1e9)
 
     def ended(self, began: float, is_whole: bool) -> None:
-        """Record the end of a request. `began`: when it came (`time.perf_counter`)."""
+        """Record the end of a request. `began`: the arrival (`time.perf_counter`)."""
         if is_whole:
             self._latency.observe(time.perf_counter() - began)
         else:

@@ -1,7 +1,7 @@
 """Request bodies of OpenAI's protocol, with vLLM's additions. No I/O.
 
-A declared field has its effect. A field that cannot change an answer is dropped (`_WITHOUT_EFFECT`, and values that
-ask for nothing), as are unknown fields of messages and of their parts. Any other is refused.
+Declared fields take effect. Fields that cannot change an answer are dropped (`_WITHOUT_EFFECT`, and values that ask for
+nothing), and so are unknown fields of messages and their parts. All others are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amusd.types import Mode
 COMPLETION_TOKENS = 16
 """Default tokens of a completion, as in OpenAI's protocol."""
 MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
-"""Stop strings of a request, characters of each, and entries of its `logit_bias`."""
+"""Most stop strings of a request, characters of a string, entries of `logit_bias`."""
 _RANDOM_SEEDS = 1 << 31
 SEED_MASK = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9
@@ -53,7 +53,7 @@ _ASKS_FOR_NOTHING: Mapping[str, Any] = {
 
 @dataclass(eq=False)
 class RequestError(Exception):
-    """A client's mistake: `message` names the field, `param` is its path."""
+    """An error for the client: `message` names the field, `param` is its path."""
 
     message: str
     param: str | None = None
@@ -125,10 +125,10 @@ class _Request(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1)] = 1
     stream: bool = False
     stream_options: dict[str, bool | None] = {}
-    """`include_usage`: a last chunk with the usage. Others have no effect."""
+    """`include_usage`: a last chunk with the usage. Other options have no effect."""
     mode: Mode | None = None
     token_sources: bool = False
-    """Report for each token which model proposed it."""
+    """Report each token's `source`: target, candidate or alternative."""
 
 
 class ChatRequest(_Request):
@@ -180,7 +180,7 @@ Body: TypeAlias = ChatRequest | CompletionRequest
 
 def read(kind: type[Body], content: bytes) -> Body:
     """The request that a body asks for. Raises `RequestError`."""
-    if _num_nested(content) > _MAX_NESTED:  # counts those within strings, too
+    if _num_nested(content) > _MAX_NESTED:  # brackets in strings count, too
         bare = content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
         if _num_nested(b"".join(bare)) > _MAX_NESTED:
             raise RequestError("the body has too many values", status=413)
@@ -223,7 +223,7 @@ def _has_no_effect(kind: type[Body], name: str, value: Any) -> bool:
 
 
 def _mistake(told: str) -> RequestError:
-    """A message of msgspec, `REASON - at $.messages[0].role`, in OpenAI's terms."""
+    """The error for msgspec's message `REASON - at $.messages[0].role`."""
     reason, _, place = told.partition(" - at ")
     path = re.findall(r"\.(\w+)|\[(\d+)\]", place)
     missing = re.search("missing required field `(.*)`", reason)
@@ -259,7 +259,7 @@ def sampling_params(request: Body, max_length: int) -> SamplingParams:
 
 
 def config_error(error: ConfigError, param: str | None = None) -> RequestError:
-    """The client's mistake that the engine found. `param`: its field, by default the key that begins the message."""
+    """The error for a mistake that the engine found. `param`: the field; by default the key that begins the error."""
     message = str(error).removeprefix("sampling.")
     found = re.match(r"(\w+)(?==|: )", message)
     if found is not None and param is None:

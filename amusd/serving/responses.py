@@ -1,6 +1,6 @@
 """From tokens to the objects and chunks of OpenAI's protocol. No I/O.
 
-A stream is `opening` and any number of `more`; `whole` has the same in one object. Tokens without text are sent with
+A stream is `opening` and any number of `more`; `whole` is the answer in one object. Tokens without text are sent with
 the next text. `metrics.speculative_decoding` is at the root of `whole` and of a stream's last chunk, where benchmark
 clients look for it.
 """
@@ -83,7 +83,7 @@ class Writer:
         return chunks
 
     def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
-        """The answer that is not streamed."""
+        """The whole answer as one object."""
         choices = []
         for index, (tokens, generation) in enumerate(answers):
             message = {"role": "assistant", "content": generation.text, "refusal": None}
@@ -93,7 +93,7 @@ class Writer:
         return {**self._head, "choices": choices, **self._totals()}
 
     def _totals(self) -> dict[str, Any]:
-        """`usage` and `metrics`: tokens of the request, each prompt counted once, and the sums of its figures."""
+        """`usage`, which counts each prompt once, and `metrics`, summed over the choices."""
         generations = [self._ended[index] for index in range(len(self._decoders))]
         metrics = total([generation.metrics for generation in generations])
         num_tokens = sum(len(generation.token_ids) for generation in generations)

@@ -1,6 +1,6 @@
 """The server: its socket, uvicorn, the signals that end it, and the connections of clients.
 
-Connections are bounded. One whose client stalls for `CLIENT_SECONDS` is closed.
+The number of connections is bounded. A client that stalls for `CLIENT_SECONDS` is cut off.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CLIENT_SECONDS = 30.0
 """Longest that a client may take to send the head or the body of a request, or to read any part of an answer."""
 LOOK_SECONDS = 0.25
 MOST = 1024
-"""Connections at a time, or more if the queue of requests needs them."""
+"""Most connections at a time, unless the queue of requests needs more."""
 SPARE_DESCRIPTORS = 24
-"""Kept free for the next draft, and for connections that are being refused."""
+"""File descriptors kept free for the next draft, and for refused connections."""
 _IDLE_LOOK_SECONDS = 0.02
 _END_SECONDS = 1.0
 _QUEUE = 1024
@@ -45,10 +45,10 @@ _QUEUE = 1024
 
 
 def run_server(config: RunConfig, make_engine: Callable[[], Engine]) -> None:
-    """Serve until SIGINT, SIGTERM or an unignored SIGHUP, in the main thread. A second one has its default effect.
+    """Serve in the main thread until SIGINT, SIGTERM or an unignored SIGHUP. A second signal has the previous handler.
 
     `make_engine` is called in another thread. Raises `ConfigError` before anything is loaded if the address is
-    unavailable, or open to others without a key; and what `make_engine` raises.
+    unavailable, or open to others without a key, and any error of `make_engine`.
     """
     host = config.serve.host
     if config.serve.api_key is None and not is_here(host):
@@ -63,7 +63,7 @@ def run_server(config: RunConfig, make_engine: Callable[[], Engine]) -> None:
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket that is bound, and does not listen yet. Raises `ConfigError`."""
+    """A bound socket that does not listen yet. Raises `ConfigError`."""
     own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,7 +83,7 @@ def make_service(engine: AsyncEngine, config: RunConfig) -> Service:
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn without its own lines. At the first signal it lets answers end before it ends itself."""
+    """Uvicorn without its own log. At the first signal the server lets answers end, then ends."""
 
     def __init__(self, service: Service) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app logs what went wrong
@@ -111,7 +111,7 @@ class HttpServer(uvicorn.Server):
         logger.info(f"serving {self._service.model} at {url(sockets[0])}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, wait for those at work for `serve.shutdown_seconds`, and end."""
+        """Refuse new requests, wait up to `serve.shutdown_seconds` for running ones, and end."""
         service, seconds = self._service, self._service.config.shutdown_seconds
         service.is_closing = True
         if service.requests:
@@ -120,12 +120,12 @@ class HttpServer(uvicorn.Server):
         if service.requests:
             logger.info(f"serve.shutdown_seconds={seconds:g}: {len(service.requests)} requests were cut off")
             await service.engine.aclose()
-            await _until_idle(service, _END_SECONDS)  # while clients are told
+            await _until_idle(service, _END_SECONDS)  # clients are told meanwhile
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Have the first signal end the server, and restore the signal handlers of before."""
+        """Have the first signal end the server and restore the previous handlers."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
@@ -152,7 +152,7 @@ async def _until_idle(service: Service, seconds: float) -> None:
 
 
 def url(own: socket.socket) -> str:
-    """The address at which a browser on this machine finds the server."""
+    """The server's URL for a browser on this machine."""
     host, port = own.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{host}:{port}"
@@ -207,7 +207,7 @@ class ClientConnection(H11Protocol):
         elif self._is_half_closed and is_sending:
             self.transport.close()
         elif self._is_half_closed and not (num_unread or self.cycle.response_complete):
-            # means nothing; if the client has left, the next one fails
+            # a write without meaning: if the client has left, the next write fails
             probe = h11.InformationalResponse(status_code=100, headers=[])
             self.transport.write(self.conn.send(h11.Data(b":\n\n") if self.cycle.response_started else probe))
 

@@ -49,16 +49,16 @@ class Service:
     def __post_init__(self) -> None:
         self.max_length = self.engine.engine.worker.model.max_length
         self.room = self.engine.engine.worker.max_num_seqs + self.config.max_queue
-        """Answers that may be computed or wait at a time."""
+        """Most answers that are computed or wait at a time."""
         self.metrics = ServerMetrics(self.model, self.engine.engine)
 
     @property
     def num_in_flight(self) -> int:
-        """Answers that are computed or wait; slow readers do not count."""
+        """Answers that are computed or wait; a complete answer with a slow reader does not count."""
         return sum(request.num_answers - sum(answer.is_over for answer in request.answers) for request in self.requests)
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 if the engine can answer. After a failed answer, waits for a token to find out."""
+        """HTTP status and document; 200: the engine can answer. After a failed answer a trial token decides."""
         engine, state = self.engine.engine, "ok"
         try:
             engine.scheduler.check()
@@ -84,7 +84,7 @@ class Service:
         return self.failed_at == self.engine.engine.worker.counts.num_tokens
 
     async def _try_out(self) -> None:
-        """Generate one token, unless another answer gets one first. Raises why there is none."""
+        """Generate one token, unless another answer gets one first. Raises the engine's error."""
         trial = asyncio.ensure_future(self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN))
         try:
             while self._has_failed and not trial.done():
@@ -95,7 +95,7 @@ class Service:
             trial.cancel()
 
     def respond(self, body: Body) -> AnsweredRequest:
-        """The response to a request. Raises `RequestError` for one that cannot be answered."""
+        """The response to a request. Raises `RequestError` if there can be none."""
         self.check_model(body.model or self.model)
         if self.is_closing:
             raise closing_error()
@@ -108,14 +108,14 @@ class Service:
             raise RequestError(message, "model", "model_not_found", status=404)
 
     def check_room(self, num_answers: int, param: str) -> None:
-        """Raise `RequestError` if the queue has no room for so many answers; `param`: the field that asks for them."""
+        """Raise `RequestError` if the queue has no room for `num_answers`; `param`: the field that asks for answers."""
         if num_answers > self.room:
             raise RequestError(f"{param}: {num_answers} answers are more than this server takes, {self.room}", param)
         if self.num_in_flight + num_answers > self.room:
             raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
     def error_of(self, error: Exception) -> RequestError:
-        """The error for the client of an answer that failed; logs what is no client's fault."""
+        """The error to send for a failed answer. Logs failures of the engine."""
         if isinstance(error, RequestError):
             return error
         if self.is_closing or isinstance(error, StateError):
@@ -141,7 +141,7 @@ class AnsweredRequest:
     num_answers: int = 0
     """Answers that take room in the queue, submitted or not."""
     _has_failed: bool = False
-    """Whether the stream has told an error."""
+    """Whether the stream has sent an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as one object or as server-sent events."""
@@ -224,7 +224,7 @@ def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, and cancel it if the client leaves; return whether it ended. Only for a body that is read."""
+    """Do `work`, and cancel it if the client leaves; return whether `work` ended. The body must be read before."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -234,7 +234,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if is_whole := working.done():
-            working.result()  # raises what it raised
+            working.result()  # raises the error of `work`
         return is_whole
     finally:
         working.cancel()
@@ -243,7 +243,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool
 
 
 def place_of(error: Exception) -> str:
-    """Type and place of an error. Its message may quote a request, of which nothing is logged."""
+    """Type and place of an error, without the message, which may quote a request."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})"
 

@@ -1,8 +1,8 @@
-"""The work of both devices as server-sent events. It costs nothing without listeners.
+"""The work of both devices as server-sent events. Without listeners it costs nothing.
 
-Events come from the target's recorder, which knows the draft only by its messages: `candidates` is when the target took
-a message in, `rollback` the end of a pass that rejected a candidate and left none. Messages that arrive during a pass
-are taken in at its end.
+Events come from the target's recorder. `candidates` is the time at which the target takes in a message of the draft; a
+message that arrives during a pass waits for the end of the pass. `rollback` is the end of a pass that rejected a
+candidate and left none.
 
     data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3,
            "candidates": 4, "accepted": 3, "tokens": 4, "alternatives": 0}
@@ -12,7 +12,7 @@ are taken in at its end.
     target  wait                                          (because the policy chose to)
     target  pass        judged                            accepted, tokens (committed), alternatives (scored)
     target  verdict                                       tokens (committed)
-    draft   candidates  in the message                    taken (false: they follow what was rejected)
+    draft   candidates  in the message                    taken (false: stale, contradicted or refused)
     draft   rollback
     draft   lost, back
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from msgspec import Struct, to_builtins
 
 NO_SEQUENCE = -1
-"""Sequence id of what belongs to none."""
+"""Sequence id of events without a sequence."""
 _HEADS = ("name", "start_ns", "end_ns", "sequence_id")
 EventName: TypeAlias = Literal[
     "sequence", "target_prefill", "target_pass", "target_wait", "draft_lost", "draft_back", "draft_prefill",
@@ -30,7 +30,7 @@ class Event(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     """Why the policy waited or began this pass, or why the draft was lost."""
     incarnation: int | None = None
-    """`draft_back`: of the draft that has come."""
+    """`draft_back`: incarnation of the next draft."""
 
     @property
     def duration_ns(self) -> int:
@@ -48,7 +48,7 @@ class WholeSequence(Event, frozen=True, kw_only=True):
 
     drafter: str | None
     policy: str | None = None
-    """This and the fields below: the target only."""
+    """Target only, as are the fields below."""
     max_lookahead: int | None = None
     num_prompt_tokens: int | None = None
     finish_reason: str | None = None
@@ -58,7 +58,7 @@ class TargetPass(Event, frozen=True, kw_only=True):
     """`target_pass`: one verification, counted as in `protocol.verification.PassOutcome`."""
 
     num_candidates: int
-    """Candidates on its likeliest path."""
+    """Candidates on the likeliest path."""
     num_judged: int
     num_accepted: int
     num_tokens: int
@@ -69,7 +69,7 @@ class TargetPass(Event, frozen=True, kw_only=True):
 
     @property
     def num_scored(self) -> int:
-        """Candidates in its forward: those on the path and the alternatives."""
+        """Candidates in the pass, alternatives included."""
         return self.num_candidates + self.num_alternatives
 
     @property
@@ -95,9 +95,9 @@ class DraftStep(Event, frozen=True, kw_only=True):
     """`draft_step`: one step of the drafter."""
 
     num_tokens: int
-    """Tokens that a chain gained, or nodes computed of a tree; may be 0."""
+    """Tokens added to a chain, or computed nodes of a tree; may be 0."""
     length: int
-    """Committed tokens and nodes after it."""
+    """Number of committed tokens and nodes after the step."""
 
 
 class VerdictTaken(Event, frozen=True, kw_only=True):
@@ -105,14 +105,14 @@ class VerdictTaken(Event, frozen=True, kw_only=True):
 
     num_discarded: int
     num_adopted: int
-    """The target's own tokens that the draft lacked."""
+    """Committed tokens that the draft lacked."""
     committed_length: int
     kept_steps: list[int] | None = None
     """Trees: for each committed token in the tree, the step (from 1) that drafted it; 0: looked up."""
 
     @property
     def kept_length(self) -> int:
-        """Committed length up to which the draft had the tokens itself."""
+        """Committed length up to which the draft had drafted the tokens."""
         return self.committed_length - self.num_adopted
 
 
@@ -125,7 +125,7 @@ class MessageEvent(Event, frozen=True, kw_only=True):
     first: int | None = None
     base: int | None = None
     start: int | None = None
-    """Verdicts, as `epoch`, and features."""
+    """Of verdicts and features; `epoch`: of verdicts."""
     epoch: int | None = None
     reception: str | None = None
     """Received candidates: `taken`, `contradicted`, `stale` or `refused`."""

@@ -1,18 +1,18 @@
 """The figures of a generation, from raw counts. Counts add up over generations; ratios are taken of the sums.
 
-`acceptance_rate` is accepted / verified candidates, `tokens_per_verification` is tokens per pass, the target's own
-included, `mean_acceptance_length` leaves out passes without candidates (see below), `acceptance_by_position[i]` is the
-share of verifications with candidates whose i-th candidate was accepted.
+`acceptance_rate` is accepted / judged candidates; `tokens_per_verification` is committed tokens / passes.
+`mean_acceptance_length` leaves out passes without candidates (see below). `acceptance_by_position[i]` is the share of
+verifications with candidates whose i-th candidate was accepted.
 
 Latencies in milliseconds, of tokens as they leave the target:
 
     time_to_first_token_ms          from the admission of the request to the first committed tokens
     time_per_output_token_ms        (end of the answer - first token) / (tokens - 1)
-    median_inter_token_latency_ms   between two passes, each of which commits one token or more;
+    median_inter_token_latency_ms   between passes, each of which commits one token or more;
     p99_inter_token_latency_ms      None with fewer than two
 
 `speculative_decoding` has the names and meanings that benchmark clients read from a server's
-`metrics.speculative_decoding`; none is None, which those clients refuse. A step is a pass that had candidates to judge:
+`metrics.speculative_decoding`; no value is None, which such clients refuse. A step is a pass with judged candidates:
 
     mean_acceptance_length                 1 + accepted / steps; 1 without steps
     draft_acceptance_rate                  accepted / judged candidates; 0 without any
@@ -55,10 +55,10 @@ class TargetCounts:
     """Candidates judged, those after the first rejected one included."""
     num_accepted: int = 0
     num_tokens_alone: int = 0
-    """Committed while the wanted draft was lost or silent."""
+    """Tokens committed while the wanted draft was lost or silent."""
 
     def add(self, outcome: PassOutcome, *, is_alone: bool) -> None:
-        """Count what a pass did for one sequence."""
+        """Count the outcome of a pass for one sequence."""
         self.num_tokens += outcome.num_tokens
         self.num_drafts += outcome.num_judged > 0
         self.num_verified += outcome.num_judged
@@ -77,7 +77,7 @@ class GenerationMetrics(TargetCounts):
     prefill_ns: int = 0
     pass_ns: int = 0
     wait_ns: int = 0
-    """Waiting because the policy chose to."""
+    """Waits chosen by the policy."""
     acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(candidates judged, accepted) -> passes."""
     num_late_accepted: int = 0
@@ -85,7 +85,7 @@ class GenerationMetrics(TargetCounts):
     num_alternatives: int = 0
     num_accepted_alternatives: int = 0
     chunk_gaps_ns: list[int] = field(default_factory=list)
-    """Between the commits of successive passes."""
+    """Times between successive commits."""
     num_stale_candidates: int = 0
     num_refused: int = 0
     num_draft_losses: int = 0
@@ -118,7 +118,7 @@ class GenerationMetrics(TargetCounts):
             self.acceptance[outcome.num_judged, outcome.num_accepted] += 1
 
     def on_progress(self, progress: Progress) -> None:
-        """Take in the draft's final counts, unless one was lost."""
+        """Take in the draft's final counts, unless a draft was lost."""
         if not self.num_draft_losses:
             self.draft = progress
 
@@ -193,7 +193,7 @@ class GenerationMetrics(TargetCounts):
 
 
 def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
-    """The sum over several generations; without the draft's counts if one that it drafted for lacks them."""
+    """The sum over generations; without draft counts if a generation with judged candidates lacks them."""
     whole = GenerationMetrics(num_prompts=0)
     drafts = [part.draft for part in parts if part.draft is not None]
     for f in fields(GenerationMetrics):

@@ -39,11 +39,11 @@ class Recorder:
         """The time in nanoseconds, by the worker's only clock."""
         self.events_path = events
         self.listeners: tuple[Callable[[Event], None], ...] = ()
-        """Called with each event in the worker's thread: they must return at once, and raise nothing."""
+        """Called with each event in the worker's thread; a listener returns at once and raises nothing."""
         self._recorded: list[Event] = []
         self._run = 0
         self.is_whole = True
-        """Whether no event is missing in a file."""
+        """False: a file lacks events."""
 
     def span(self, name: EventName, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
@@ -59,7 +59,7 @@ class Recorder:
         self.span(name, now, now, sequence_id, **fields)
 
     def message(self, name: Literal["send", "receive"], message: Message, reception: str | None = None) -> None:
-        """Record that `message` is being sent, before it is, or was received."""
+        """Record `message` before it is sent or after it was received."""
         fields = {field: getattr(message, field, None) for field in ("first", "base", "start", "epoch")}
         if isinstance(message, Features):
             fields["num_tokens"] = message.end - message.start
@@ -74,10 +74,10 @@ class Recorder:
         return None if self.events_path is None else _folder_of(self.events_path, self._run)
 
     def flush(self) -> None:
-        """Append what was recorded to the file of its run, one JSON object a line, and forget it.
+        """Append recorded events to the file of their run, one JSON object a line, and forget them.
 
-        Call between requests. If the file fails, `is_whole` becomes False, and a line says so once if the run's
-        folder exists.
+        Call between requests. If writing fails, `is_whole` becomes False, and one line says so if the
+        run's folder exists.
         """
         runs: dict[int, list[Event]] = {}
         for event in self._recorded if self.events_path is not None else ():

@@ -63,7 +63,7 @@ class Timeline(NamedTuple):
         """The draft steps of one sequence, in order.
 
         A chain's token is right if the draft still held it when its position was committed. For a tree, each verdict
-        names the steps that foresaw it. The last pass of an answer sends no verdict, so what it accepted is not found.
+        names the steps of its tokens; an answer's last pass sends no verdict, so its tokens count as wasted.
         """
         accepted = {each.start_length + place for each in self.passes for place in range(each.num_accepted)}
         steps: list[Step] = []
@@ -99,9 +99,9 @@ class Timeline(NamedTuple):
 
 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
-    """The messages of one direction that arrived, in order; without those that only one side recorded.
+    """The messages of one direction that both sides recorded, in order.
 
-    A link keeps the order and loses whole messages, so each message received is the next one sent that is equal.
+    A link keeps the order and loses whole messages only, so a received message is the next equal one that was sent.
     """
     flows: list[Flow] = []
     sent = [event for event in sender if isinstance(event, MessageEvent) and event.name == "send"]
