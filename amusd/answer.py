@@ -63,7 +63,7 @@ class Answer:
 
     request: Request
     stop: StopChecker
-    _kind: Callable[..., Generation]
+    _make: Callable[..., Generation]
     _scheduler: Scheduler
     _tokens: list[Token] = field(default_factory=list)
     _num_read: int = 0
@@ -148,7 +148,7 @@ class Answer:
             if sequence.error is not None:
                 raise sequence.error
             if sequence.is_over:
-                self._generation = self._kind(
+                self._generation = self._make(
                     text="".join(token.text for token in self._tokens),
                     token_ids=tuple(token.token_id for token in self._tokens),
                     finish_reason=sequence.ended_by,

@@ -2,7 +2,7 @@
 
     check_drafter(lambda: MyDrafter(...), vocab_size=100)
 
-A broken promise raises `AssertionError`. The checks use ids below `vocab_size`, 4 at least, sequences of up to
+A broken promise raises `AssertionError`. The checks use ids below `vocab_size` (4 or more), sequences of up to
 `CAPACITY` tokens, and one seed.
 """
 

@@ -162,7 +162,7 @@ class Engine:
     ) -> Answer:
         """The answer, an iterator over tokens.
 
-        The chat template is applied, except with `raw` or to token ids. `drafter` is one of `drafters`, by default the
+        With `raw` or token ids no chat template is applied. `drafter` is one of `drafters`, by default the
         first. `reference`: plain decoding's answer, for the synthetic drafter. Raises `ConfigError` for a bad request,
         and `StateError` when the engine is closed.
         """

@@ -10,7 +10,7 @@
     |   +-- PeerLostError      It has ended, or was silent beyond the deadline.
     |       +-- RankLostError  It was a rank of the same model.
     +-- StateError             The caller's: the engine or answer is closed, unfinished or interrupted.
-    +-- DeviceError            The device's: it exists but does not answer.
+    +-- DeviceError            The device's: too late, or cannot capture.
 
 An `AssertionError` is a bug of this package, or of a user's drafter whose rollback failed.
 

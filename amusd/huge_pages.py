@@ -14,7 +14,7 @@ _TUNABLES, _HUGE_MALLOC = "GLIBC_TUNABLES", "glibc.malloc.hugetlb="
 
 
 def environment_with_huge_pages() -> dict[str, str]:
-    """Environment that puts a process's memory in huge pages from its start (glibc 2.35), unless the user chose."""
+    """Environment that puts a process's memory in huge pages from its start (glibc 2.35), unless already set."""
     known = os.environ.get(_TUNABLES, "")
     own = known if _HUGE_MALLOC in known else ":".join(filter(None, [known, f"{_HUGE_MALLOC}1"]))
     return {**os.environ, _TUNABLES: own}

@@ -36,7 +36,7 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class Settings:
     """A group of settings. A field's type says which values are allowed; `__post_init__` refuses others.
 
-    Also valid: a mapping for a group or for pairs, one value as a list of one, None as an empty list, NumPy's numbers.
+    Also valid: a mapping for a group or for pairs, a value for a list of one, None for an empty list, NumPy's numbers.
     """
 
     section = ""

@@ -111,8 +111,8 @@ def _refusal(argument: str, text: str) -> ConfigError:
 def for_hydra(arguments: Sequence[str], *, own_config: bool = False) -> list[str]:
     """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out.
 
-    `own_config`: Hydra begins with a file of the user's. The values of a choice's file override those of such a file,
-    a pair or an experiment. Raises `ConfigError` for an argument that is no `key=value`.
+    `own_config`: Hydra begins with a file of the user's. Values of a choice's file override that file, a pair and an
+    experiment. Raises `ConfigError` for an argument that is no `key=value`.
     """
     typed = {argument.partition("=")[0] for argument in arguments}
     has_rival = own_config or not typed.isdisjoint(("pair", "experiment"))

@@ -106,7 +106,7 @@ def compose(arguments: Sequence[str], own: RankInfo) -> tuple[str, RunConfig]:
     link = config.transport
     if own.is_apart:
         if link.address is None or not link.address.startswith("tcp://"):
-            needed = f"tcp://HOST:PORT of the first one, where that port and the {num_ranks - 1} after it are free"
+            needed = f"tcp://HOST:PORT of the first one, where {num_ranks - 1} ports from PORT on are free"
             raise ConfigError(f"transport.address: required on several machines: {needed}")
         check_address(link.address, beyond=link.insecure or link.keys is not None, to_bind=False)
     return command, config
@@ -169,7 +169,9 @@ def _run_rank(command: str, config: RunConfig, own: RankInfo, stack: ExitStack) 
         if not engine.drafters or engine.draft_address:
             return 0
         logger.setLevel(logging.INFO)  # for the lines of the draft
-        return DraftProcess(engine, draft_address(engine, rendezvous), is_own=True).keep(partial(is_over, store))
+        return DraftProcess(engine, draft_address(engine, rendezvous), is_own=True).keep_running(
+            partial(is_over, store)
+        )
     code = _run_target(command, config, rendezvous, store)
     store.set(ADDRESS, "")
     return code

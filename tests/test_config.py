@@ -43,6 +43,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"hardware": {"devices": ["cpu", "cpu", "cuda:0"]}}, "hardware.devices=['cpu', 'cpu', 'cuda:0']: name one"),
     ({"mode": "sync"}, "mode=sync: expected autoregressive, synchronous, asynchronous"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
+    ({"verify_breadth": 4}, "verify_breadth=4: expected a whole number from 1 to 3"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
     ({"max_model_len": 2**20 + 1}, "max_model_len=1048577: expected a whole number from 2 to 1048576"),
     ({"compare": {"batch_sizes": []}}, "compare.batch_sizes=[]: expected a list, each a whole number from 1 to "),

@@ -141,8 +141,8 @@ def is_recurrent(config: Any) -> bool:
 def position_limit(config: Any, max_model_len: int) -> int:
     """The longest sequence, up to `max_model_len`, whose keys do not depend on its length.
 
-    With `linear` and `yarn`, `max_position_embeddings` is mostly the trained length; configurations with the stretched
-    length name the trained one, too.
+    With `linear` and `yarn`, `max_position_embeddings` is mostly the trained length; if it is the stretched one, the
+    trained length is named, too.
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0

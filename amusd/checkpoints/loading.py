@@ -131,7 +131,7 @@ def load_draft_model(
 ) -> tuple[ModelRunner | BlockModel, Tokenizer | None]:
     """A drafter's model (a cascade's middle model), and the tokenizer of its input ids.
 
-    A different, readable tokenizer of the target replaces it. None: any ids (random weights). Raises as `load_target`.
+    The target's replaces a different one, if it can be read. None: any ids (`synthetic`). Raises as `load_target`.
     """
     config = config.stages[0]
     options = _draft_options(config, engine, device)

@@ -14,4 +14,4 @@ def run(job: Job) -> int:
     check_workers(config)
     assert config.transport.address is not None, "the configuration has seen to it"
     address = check_link(config.transport, config.transport.address, "draft", "listen")
-    return DraftProcess(config, address, is_own=False).keep()
+    return DraftProcess(config, address, is_own=False).keep_running()

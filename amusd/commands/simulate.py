@@ -17,6 +17,7 @@ from amusd.config import DecodingConfig, RunConfig
 from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
 from amusd.logs import end_progress, show_progress
+from amusd.policies.estimates import DRAFT_ROW_SHARE
 from amusd.policies.factory import make_policy
 from amusd.simulation.calibration import calibrate
 from amusd.simulation.cost import NOTHING, Costs, Duration
@@ -26,11 +27,6 @@ from amusd.simulation.tokens import drawn_answers, replayed_answers
 JITTER = 0.05
 """Relative standard deviation of given times. Without jitter draft and target would stay in step."""
 NUM_ANSWERS = 4
-TREE_ROW_SHARE = 0.06
-"""Cost of each node beyond the first, as a share of a draft step, if unknown.
-
-Measured on the embedded draft: eight nodes take 1.4 times as long as one.
-"""
 
 
 def run(job: Job) -> int:
@@ -149,4 +145,4 @@ def _costs(config: RunConfig, costs: Costs) -> Costs:
     costs = replace(costs, sequence_ns=round(sequence_ns), draft_sequence_ns=round(sequence_ns * draft_ms / pass_ms))
     if costs.tree_steps:
         return costs
-    return replace(costs, tree_row_ns=0 if settings.knee_rows else round(TREE_ROW_SHARE * draft_ms * 1e6))
+    return replace(costs, tree_row_ns=0 if settings.knee_rows else round(DRAFT_ROW_SHARE * draft_ms * 1e6))

@@ -96,7 +96,7 @@ def report(rows: Sequence[Row], hidden: Sequence[str] = (), summary: Row | None 
 
 
 def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Sequence[Row] = ()) -> str:
-    """A table of the columns in which any row has a figure, but not `hidden` columns, and a legend.
+    """A table of all columns in which a row has a figure, without `hidden` ones, and a legend.
 
     `leading`: for each row, headings and values of further columns on the left.
     """

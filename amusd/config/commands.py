@@ -114,8 +114,8 @@ class SimulateConfig(Settings):
     sequence_ms: Amount = 0.0
     """Added to a target pass for the cache of each sequence beyond the first; a draft step grows by the same share."""
     knee_rows: Count | None = None
-    """Rows beyond which the time of a pass or step grows in proportion. None: no such limit; each further node of a
-    draft step costs as calibrated, else 0.06 times the draft's time for one token.
+    """Rows beyond which a pass or step takes time in proportion. None: no such limit; each further node of a draft step
+    costs as calibrated, else 0.06 of the draft's time for one token.
     """
     num_tokens: Count = 256
     """Tokens of each answer; there are four answers, or `batch_size` if more. A replay has the run's answers."""

@@ -24,6 +24,9 @@ MIN_FACTOR = 1e-6
 _Addend: TypeAlias = Annotated[float, Meta(ge=-1_000_000, le=1_000_000)]
 _Factor: TypeAlias = Annotated[float, Meta(ge=MIN_FACTOR, le=1_000_000)]
 _FanOut: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)]
+MAX_VERIFY_BREADTH = 3
+"""Most rows of one position in a pass; a third alternative is hardly ever right."""
+_Breadth: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_VERIFY_BREADTH)]
 _Biases: TypeAlias = Annotated[tuple[tuple[CountFromZero, _Addend], ...], Meta(max_length=MAX_BIASES)]
 
 
@@ -150,8 +153,8 @@ class DecodingConfig(Settings):
     """Trees: most candidates that the draft prepares after each token; a model ranks up to 16."""
     rows_per_step: _FanOut = 16
     """Trees: most tokens that the draft computes in one step."""
-    verify_breadth: Count = 3
-    """Trees: most candidates of one position that a target pass verifies, where further rows are nearly free (on a
+    verify_breadth: _Breadth = MAX_VERIFY_BREADTH
+    """Trees: most candidates of one position in a target pass, where further rows are nearly free (on a
     CPU with `verify_width=fixed`, on a GPU).
     """
     max_silence_seconds: PositiveAmount = 0.3

@@ -63,7 +63,7 @@ class Drafter:
     max_length: int | None = None
     """Longest sequence; None: any. Beyond it the target goes on alone."""
     tokens_per_replay = 1
-    """Chains: tokens of a step that is not urgent: a GPU computes several at once faster."""
+    """Tokens of a chain's step that is not urgent; a GPU computes several faster at once."""
     is_ready = True
     """False while the drafter lacks features of committed tokens."""
     drafts_trees = True
@@ -96,7 +96,7 @@ class Drafter:
         """Set the target's text of the next sequence, prompt included, for a synthetic draft."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`, one at least. State kept from the last sequence may be reused."""
+        """Start from `token_ids`, at least one. State kept from the last sequence may be reused."""
         self.committed, self.capacity, self.fan_out = list(token_ids), capacity, fan_out
 
     def foresee(self, path: Sequence[int]) -> None:

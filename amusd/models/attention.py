@@ -62,7 +62,7 @@ Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
 """Attention of a pass's rows over the slots that each sees: [rows, heads, dim] in the keys' dtype."""
 
 attention_of_pass: ContextVar[Attention] = ContextVar("attention_of_pass")
-"""Attention of the running pass, read by `attend`: some models of transformers pass no further arguments."""
+"""Attention of the running pass, read by `attend`, as some models of transformers pass no more arguments."""
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:

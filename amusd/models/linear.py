@@ -100,7 +100,7 @@ def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fits_fp16(matrix: Tensor) -> bool:
-    """Whether float16 holds a matrix, with errors of at most 2^-25 (from bfloat16 only below 2^-17)."""
+    """Whether float16 holds a matrix to within 2^-25 (bfloat16 numbers from 2^-17 on exactly)."""
     if matrix.dtype is torch.bfloat16:  # has fewer digits than float16
         return bool(matrix.abs().max() <= torch.finfo(torch.float16).max)
     return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
@@ -175,7 +175,7 @@ class FbgemmLinear(Linear):
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Linear`."""
         number = len(rows)
-        missing = 0 if self._is_int8 else _num_even_rows(number) - number
+        missing = 0 if self._is_int8 else _num_uniform_rows(number) - number
         result: Tensor = self._multiply(F.pad(rows, (0, 0, 0, missing)) if missing else rows, self._weight)
         return result[:number] if missing else result
 
@@ -190,7 +190,7 @@ def _scaled_by_output(weight: Tensor) -> Tensor:
 
 
 @cache
-def _num_even_rows(least: int) -> int:
+def _num_uniform_rows(least: int) -> int:
     """Least number of rows from `least` on at which equal rows give equal results. Raises `ConfigError`."""
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))

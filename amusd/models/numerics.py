@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from amusd.config.decoding import MAX_VERIFY_BREADTH
+
 PROMPT_STEP = 128
 """On a CPU chunks of a prompt end at multiples of this: attention's borders."""
 TRACK_STRIDE = 16
 """Tracks are multiples of this apart: every CPU's float32 lanes (4, 8, 16) divide it."""
-NUM_TRACKS = 3
-"""Most rows of one position in a pass; a third alternative is hardly ever right."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Numerics:
         """The rule for a device (`cpu`, `cuda:0` ...)."""
         if device == "cpu":
             # With `bucketed` each row costs a CPU time: no row is free for another path.
-            return cls(width=width, fixed=fixed, num_tracks=NUM_TRACKS if fixed else 1)
-        return cls(width=width, fixed=fixed, prefill_chunk=1024, has_borders=False, num_tracks=NUM_TRACKS)
+            return cls(width=width, fixed=fixed, num_tracks=MAX_VERIFY_BREADTH if fixed else 1)
+        return cls(width=width, fixed=fixed, prefill_chunk=1024, has_borders=False, num_tracks=MAX_VERIFY_BREADTH)
 
     def max_rows(self, start: int) -> int:
         """Most tokens of a pass that begins at `start`."""

@@ -39,7 +39,7 @@ class TargetView:
     waited_in_vain: bool = False
     """Whether no candidate has come since a wait in vain, or since the draft joined during the answer."""
     lead_gain: float = 0.0
-    """Tokens that one more candidate at the beginning adds to a pass."""
+    """Tokens that a pass gains from one more candidate at its start."""
     row_seconds: float = 0.0
     drafting_pays: bool = True
     """False in a pause: plain decoding is tried, or was faster."""

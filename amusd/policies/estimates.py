@@ -142,7 +142,7 @@ ROW_MEMORY = 0.98
 OUTLIER = 5.0
 """A pass or step counts as stalled above this multiple of the usual time and of the usual time per row."""
 DRAFT_ROW_SHARE = 0.06
-"""Row share of a draft step, assumed before steps of different sizes."""
+"""Row share of a draft step, assumed before steps of different sizes. Measured on the embedded draft."""
 ROW_FORGETTING = 0.99
 """Factor on the row cost after a pass that cannot measure it."""
 MIN_ROW_VARIATION = 8.0

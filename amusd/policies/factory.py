@@ -18,7 +18,7 @@ from amusd.types import Mode
 
 SYNTHETIC = "synthetic"
 WHOLE_TREE = 1 << 20
-"""More tokens than any tree has, so that a tree is one message."""
+"""More tokens than any tree has: a message is full or the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, TypeAlias
 
 from amusd.policies.base import TargetView, Verify
@@ -104,7 +103,7 @@ class PassTimes(NamedTuple):
 class Observer:
     """Watches one sequence after another. Times in nanoseconds of one clock.
 
-    Sequences share `switches`: a pause of one alone would be measured in passes with others' candidates.
+    Sequences share `switches`: if one alone paused, its passes would still hold others' candidates.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -163,12 +162,11 @@ class Observer:
             plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )
 
-    def on_wait(self, ns: int, *, num_before: int, num_after: int) -> None:
+    def on_wait(self, ns: int, allowed_seconds: float, *, num_before: int, num_after: int) -> None:
         """Take in a wait for a message, with the candidates at hand before and after it."""
         came, seconds = num_after > num_before, ns / 1e9
         waits = self._estimates.waits(num_before)
-        longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
-        if not came and seconds >= NEARLY * longest:  # a shorter wait was ended by another message
+        if not came and seconds >= NEARLY * allowed_seconds:  # a shorter wait was ended by another message
             self._vain_at = num_after
         self._waited, self._waited_at = self._waited + seconds, num_before
         if came:

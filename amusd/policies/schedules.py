@@ -98,8 +98,8 @@ class AutoPolicy(Policy):
     The target waits for one more candidate if the gain exceeds the loss, both in tokens; for several sequences, in sum.
 
         gain    the chance that the candidate and all before it are accepted
-        loss    the tokens that could be committed in the time of the wait and of the candidate's row, and those that
-                the next pass would gain from the draft's begun step if this pass began now
+        loss    the tokens that could be committed in the time of the wait and of the candidate's row; and, if this pass
+                began now, the next pass's gain from the step that the draft has begun
 
     A wait is at most three times as long as usual. After one in vain, none follows until a candidate has come.
     """
@@ -123,7 +123,7 @@ class AutoPolicy(Policy):
             loss += STEP_DONE * view.path_chance * view.lead_gain
         seconds_left = min(self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait)
         if seconds_left <= 0:
-            return Verify(num_candidates, "waited for as long as a pass takes", -delay, min_chance=row_loss)
+            return Verify(num_candidates, "no time is left to wait", -delay, min_chance=row_loss)
         reason = f"one more candidate: {view.gain:.2f} tokens for {loss:.2f}"
         # a candidate that is not worth its cost need not be verified when it comes
         worth = max(view.gain - loss, -delay)

@@ -40,8 +40,8 @@ class DraftProcess:
     def __init__(self, config: EngineConfig, address: str, cores: Sequence[int] = (), *, is_own: bool) -> None:
         """Start the first draft, which loads and then listens at `address`. Does not wait.
 
-        `cores`: the draft's cores on a CPU, by default the last of this process. `is_own`: only the target of one run
-        connects, else any target. A draft shows log lines if this process does.
+        `cores`: the draft's cores on a CPU, by default the last of this process. `is_own`: for one run's target only,
+        else for any target. A draft shows log lines if this process does.
         """
         size = config.target_tensor_parallel_size
         own_cores = cores or cores_for("draft", allowed_cores(), config.hardware, num_target_ranks=size)
@@ -83,7 +83,7 @@ class DraftProcess:
         self._server.kill()
         self._server.close()
 
-    def keep(self, is_over: Callable[[], bool] = lambda: False) -> int:
+    def keep_running(self, is_over: Callable[[], bool] = lambda: False) -> int:
         """Start the next draft whenever one ends, until `is_over`; return the exit code."""
         try:
             while not is_over():

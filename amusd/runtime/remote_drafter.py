@@ -4,8 +4,8 @@
            ◀───Verdict───          ◀───Verdict───
 
 The middle is the draft's target, and commits its own proposals there. If the real target rejects some, a new sequence
-begins with the rest: no verdict takes back committed tokens. The draft reuses its cache. The middle never waits;
-without candidates it drafts alone.
+begins with those left: no verdict undoes committed tokens. The draft reuses its cache. The middle never waits; without
+candidates it drafts alone.
 """
 
 from __future__ import annotations

@@ -144,10 +144,10 @@ class TargetWorker:
                 if end - start > num_left:
                     break
             num_left -= end - start
-            self._take_in(sequence, start, end)
+            self._prefill(sequence, start, end)
         return self._prefilled()
 
-    def _take_in(self, sequence: TargetSequence, start: int, end: int) -> None:
+    def _prefill(self, sequence: TargetSequence, start: int, end: int) -> None:
         """Compute the tokens `[start, end)` of a prompt."""
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
@@ -184,7 +184,7 @@ class TargetWorker:
         for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
             sequence.metrics.wait_ns += end_ns - start_ns
             num_after = sequence.session.num_candidates
-            sequence.observer.on_wait(end_ns - start_ns, num_before=before, num_after=num_after)
+            sequence.observer.on_wait(end_ns - start_ns, decision.seconds, num_before=before, num_after=num_after)
             self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, reason=decision.reason)
 
     def _verify(self, working: Sequence[TargetSequence]) -> tuple[Sequence[ModelOutput], PassTimes]:

@@ -121,7 +121,7 @@ def noise_of(codes: Bits, key: int) -> npt.NDArray[np.float64]:
 
 
 def noise_of_rows(codes: Tensor, keys: Tensor) -> Tensor:
-    """[rows, columns] float64: `noise_of` `codes` [columns] under each of `keys` [rows], on any device."""
+    """[rows, columns] float64: the noise of `codes` [columns] for each of `keys` [rows], on any device."""
     keys = keys.unsqueeze(1)
     numbers = ((codes ^ keys) & _MASK32) * FIRST_FACTOR + (keys >> 32 & _MASK32) & _MASK32
     for shift, factor in ROUNDS:

@@ -65,7 +65,7 @@ class ServerMetrics(Collector):
             family.add_metric([self._model], float(value))
             yield family
 
-    def answered(self, began: float) -> None:
+    def on_first_token(self, began: float) -> None:
         """Record the first token of an answer. `began`: the request's arrival (`time.perf_counter`)."""
         self._first_token.observe(time.perf_counter() - began)
 

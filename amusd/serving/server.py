@@ -45,7 +45,7 @@ _QUEUE = 1024
 
 
 def run_server(config: RunConfig, make_engine: Callable[[], Engine]) -> None:
-    """Serve in the main thread until SIGINT, SIGTERM or an unignored SIGHUP. A second signal has the previous handler.
+    """Serve in the main thread until SIGINT, SIGTERM or an unignored SIGHUP. The old handlers get a second signal.
 
     `make_engine` is called in another thread. Raises `ConfigError` before anything is loaded if the address is
     unavailable, or open to others without a key, and any error of `make_engine`.

@@ -40,7 +40,7 @@ class Service:
     decoding: DecodingConfig
     """The schedule of requests that name no mode."""
     is_closing: bool = False
-    requests: set[AnsweredRequest] = field(default_factory=set)
+    requests: set[PendingResponse] = field(default_factory=set)
     failed_at: int | None = None
     """The engine's `num_tokens` when an answer last failed."""
     trial: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -94,12 +94,12 @@ class Service:
         finally:
             trial.cancel()
 
-    def respond(self, body: Body) -> AnsweredRequest:
+    def respond(self, body: Body) -> PendingResponse:
         """The response to a request. Raises `RequestError` if there can be none."""
         self.check_model(body.model or self.model)
         if self.is_closing:
             raise closing_error()
-        return AnsweredRequest(self, body, sampling_params(body, self.max_length))
+        return PendingResponse(self, body, sampling_params(body, self.max_length))
 
     def check_model(self, name: str) -> None:
         """Raise `RequestError` for the name of another model."""
@@ -126,7 +126,7 @@ class Service:
 
 
 @dataclass(eq=False)
-class AnsweredRequest:
+class PendingResponse:
     """The response to one request, an ASGI application. It raises `RequestError` only before anything is sent.
 
     When the client leaves, its answers end before the next pass.
@@ -210,7 +210,7 @@ class AnsweredRequest:
         metrics, has_begun = self._service.metrics, set[int]()
         async for index, tokens in read(self.answers, self._news):
             if tokens and index not in has_begun:
-                metrics.answered(self._began)
+                metrics.on_first_token(self._began)
                 has_begun.add(index)
             elif not tokens:
                 metrics.finished(self.answers[index].generation)

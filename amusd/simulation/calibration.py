@@ -97,7 +97,7 @@ def _steps(
 
 
 def _pauses(part: Timeline) -> Iterator[tuple[bool, int]]:
-    """Yield for successive passes whether there is a draft, and the host's time between."""
+    """Yield, for each pair of passes, if there is a draft and the host's time between."""
     last: Event | None = None
     waited_ns = 0
     for event in part.target:

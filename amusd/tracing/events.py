@@ -125,7 +125,7 @@ class MessageEvent(Event, frozen=True, kw_only=True):
     first: int | None = None
     base: int | None = None
     start: int | None = None
-    """Of verdicts and features; `epoch`: of verdicts."""
+    """Verdicts and features only; `epoch`: verdicts."""
     epoch: int | None = None
     reception: str | None = None
     """Received candidates: `taken`, `contradicted`, `stale` or `refused`."""

@@ -35,7 +35,7 @@ from amusd.transport.base import CLOSED, CLOSED_BY_PEER, MAX_QUEUED_MESSAGES, Tr
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
 BLOCK_BYTES = 4096
-"""Holds all frames but prompts, long reports and rows of probabilities."""
+"""Holds all frames but prompts, features, long errors and draft probs."""
 CLOSE_SECONDS = 2.0
 """How long `close` waits for the last messages to leave."""
 FORM_SECONDS = 30.0

@@ -130,7 +130,7 @@ def test_with_weights_in_float16_equal_rows_have_equal_results_at_any_number() -
 def test_a_cpu_whose_products_never_agree_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.quantized, "linear_dynamic_fp16", lambda rows, _: torch.randn(len(rows), 32))
     with pytest.raises(ConfigError, match="set the model's dtype to bfloat16"):
-        linear._num_even_rows.__wrapped__(2)
+        linear._num_uniform_rows.__wrapped__(2)
 
 
 # Products in int8: as near to the exact ones as their steps allow, and only where they are quick

@@ -281,6 +281,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "self._vain_at: int | None = None",
             'self._vain_at = vars(self).get("_vain_at")',
         ),
+        "a wait is judged by the usual one": ("NEARLY * allowed_seconds", "NEARLY * waits.longest_seconds"),
         "a draft that is silent stays so when it brings more": (" and num_candidates <= self._vain_at", ""),
         "passes without a draft count as its own": ("        if has_draft:\n", "        if True:\n"),
         "the time between two answers is the pass's": (

@@ -34,6 +34,10 @@ def passed(
     observer.on_pass(view or seen_by(observer), decision, times, own, has_draft=has_draft)
 
 
+ALLOWED = 0.012
+"""Seconds that the policy allows a wait."""
+
+
 def seen_by(observer: Observer, decoding: TargetSession | None = None) -> TargetView:
     return observer.view(decoding or session(), max_candidates=3, waited_ns=0)
 
@@ -50,28 +54,31 @@ def test_a_draft_is_silent_from_a_wait_in_vain_to_its_next_candidate() -> None:
     observer.open("a", has_tree=True)
     for _ in range(20):
         passed(observer, 0, 40_000_000)
-        observer.on_wait(4_000_000, num_before=0, num_after=1)
-        observer.on_wait(2_000_000, num_before=1, num_after=2)
+        observer.on_wait(4_000_000, ALLOWED, num_before=0, num_after=1)
+        observer.on_wait(2_000_000, ALLOWED, num_before=1, num_after=2)
     assert not view().waited_in_vain
-    observer.on_wait(5_000_000, num_before=0, num_after=0)  # something else has come
+    observer.on_wait(5_000_000, ALLOWED, num_before=0, num_after=0)  # something else has come
     assert not view().waited_in_vain
     before = view()
     assert before.longest_wait == pytest.approx(0.012, rel=0.1)
-    observer.on_wait(round(1e9 * before.longest_wait), num_before=0, num_after=0)
+    observer.on_wait(round(1e9 * ALLOWED), ALLOWED, num_before=0, num_after=0)
     assert view().waited_in_vain
     assert view().candidate_seconds < 1.5 * before.candidate_seconds
     passed(observer, 0, 40_000_000)
     assert view().waited_in_vain
     tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
     assert not view().waited_in_vain
-    observer.on_wait(round(1e9 * view().longest_wait), num_before=1, num_after=1)
+    observer.on_wait(round(1e9 * ALLOWED), ALLOWED, num_before=1, num_after=1)
     assert view().waited_in_vain, "there is one, and no further one came"
     passed(observer, 0, 40_000_000)
     assert not view().waited_in_vain, "it has been heard since the pass before"
-    observer.on_wait(40_000_000, num_before=1, num_after=1)
+    observer.on_wait(40_000_000, ALLOWED, num_before=1, num_after=1)
     assert view().waited_in_vain
     observer.open("a", has_tree=True)
     assert not view().waited_in_vain
+    observer.on_wait(3_000_000, 0.003, num_before=1, num_after=1)
+    assert view().waited_in_vain, "the policy allowed no more"
+    observer.open("a", has_tree=True)
     tree.detach()
     tree.attach(2)
     observer.on_draft_joined()
@@ -87,11 +94,11 @@ def test_a_wait_counts_once_whatever_else_comes_amid_it() -> None:
     observer.on_step(4_000_000)
     for _ in range(50):
         before = seen_by(observer).candidate_seconds
-        observer.on_wait(1_000_000, num_before=0, num_after=0)
+        observer.on_wait(1_000_000, ALLOWED, num_before=0, num_after=0)
         assert seen_by(observer).candidate_seconds == before
-        observer.on_wait(7_000_000, num_before=0, num_after=1)
+        observer.on_wait(7_000_000, ALLOWED, num_before=0, num_after=1)
     assert seen_by(observer).candidate_seconds == pytest.approx(0.008, rel=0.02)
-    observer.on_wait(7_000_000, num_before=0, num_after=0)
+    observer.on_wait(7_000_000, ALLOWED, num_before=0, num_after=0)
     passed(observer)
     assert seen_by(observer).candidate_seconds > 0.008, "it was in vain"
 

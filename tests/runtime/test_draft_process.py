@@ -162,7 +162,7 @@ def test_a_draft_is_kept_until_that_is_over_or_it_cannot_begin(
 ) -> None:
     process: Any = Mock(spec=DraftProcess)
     process.ended.side_effect = [None, *(Ended(7, code) for code in ends)]
-    assert DraftProcess.keep(process, lambda: process.ended.call_count > len(ends)) == code
+    assert DraftProcess.keep_running(process, lambda: process.ended.call_count > len(ends)) == code
     assert process.start_next.call_count == num_started
     process.stop.assert_called_once_with()
 
