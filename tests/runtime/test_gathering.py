@@ -28,7 +28,7 @@ NEVER = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyAt(Policy):
-    """Would wait for so many nanoseconds."""
+    """A policy that waits for this many nanoseconds."""
 
     time_ns: int
     is_block: bool
