@@ -1,4 +1,4 @@
-"""Drafters of trees: what they guess behind a node is what its path alone would give, whatever happened before."""
+"""Tree drafters: the guesses after a node depend on its path alone, whatever happened before."""
 
 from __future__ import annotations
 
