@@ -47,7 +47,7 @@ class Asked:
 class Scenario:
     calm_after: int | None
     bare: bool
-    """Prefix hash and nonce are switched off: epochs, numbers and incarnations alone keep lives and chains apart."""
+    """Without prefix hash and nonce: epochs, numbers and incarnations alone keep old messages from new ones."""
     max_num_seqs: int
     arrival: float
     """Probability that the next request comes before a step, while others are at work."""
@@ -228,7 +228,7 @@ class Simulation:
             answer.num_accepted_before = answer.sequence.metrics.num_accepted
 
     def _is_live_again(self, worker: WatchedTarget, answer: Answer) -> bool:
-        """Whether, after the last fault, this answer has just had its first candidate accepted."""
+        """True if this answer has just had its first candidate accepted after the last fault."""
         if not self._is_calm or answer.is_live:
             return False
         num_passes = worker.num_passes - answer.watched_from
