@@ -183,7 +183,7 @@ HOSTILE_OPENINGS = {
     "a fan without end": {"fan_out": MAX_FAN_OUT + 1},
     "rows without end": {"fan_out": 1, "rows_per_step": 2**63 - 1},
     "a tree without rows": {"rows_per_step": 0},
-    "no candidates behind a token": {"fan_out": 0},
+    "no candidates after a token": {"fan_out": 0},
 }
 
 
