@@ -100,7 +100,7 @@ def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embed
 
 
 @pytest.mark.parametrize("name", ["LlamaConfig", "Gemma3TextConfig"])
-def test_the_first_layers_of_a_target_draft_as_the_target_cut_behind_them(name: str, tmp_path: Path) -> None:
+def test_the_first_layers_of_a_target_draft_as_the_target_cut_after_them(name: str, tmp_path: Path) -> None:
     config = tiny.tiny_config(name, num_hidden_layers=4, layer_types=None, vocab_size=SIZES["vocab_size"])
     stock = tiny.save_checkpoint(tmp_path, config, tiny.byte_tokenizer())
     stock.model.layers = stock.model.layers[:3]

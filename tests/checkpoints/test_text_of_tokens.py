@@ -56,7 +56,7 @@ def wrap(tokenizer: Any) -> Tokenizer:
 
 
 def read(decoder: IncrementalDecoder, token_ids: Sequence[int]) -> tuple[list[str], list[Spelling]]:
-    """The pieces of text, the last of them what is held behind the last token, and how each token reads."""
+    """The pieces of text (the last is the text held back until the end) and the text of each token."""
     pieces, spellings = [], []
     for token_id in token_ids:
         spellings.append(decoder.spell(token_id))

@@ -36,7 +36,7 @@ class FakeGpus:
         self._capturing: Graph | None = None
         self._stream_numbers = itertools.count(1)
         self.peak_bytes = 0
-        """Most memory that what operations made took at any time; set it to 0 to begin anew."""
+        """Peak memory of the operations' results in bytes; set it to 0 to begin anew."""
         self._memory: list[tuple[StorageWeakRef, int]] = []
         self._most_live_bytes = 0  # of all in it: what has expired since it was last looked at counts
         self._pinned: dict[int, Tensor] = {}  # by address; holding them keeps the addresses theirs

@@ -171,7 +171,7 @@ def copy_to(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
 
 
 def _wait_for_data(name: str, args: Any, leaves: list[Any], operand: CudaTensor) -> bool:
-    """Whether a shape depends on data. Notes this hidden wait, and that for indices on the host. Raises as `run`."""
+    """True if a shape depends on data. Records this hidden wait, and that for indices on the host. Raises as `run`."""
     devices, index = operand.devices, int(operand.device.index)
     indices = tree_leaves(args[1]) if name in _INDEXING else []
     depends = name in _SHAPE_DEPENDS_ON_DATA or any(_is_mask(leaf) for leaf in indices)

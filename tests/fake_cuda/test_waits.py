@@ -1,4 +1,4 @@
-"""How often the host waits for a GPU in a pass or a step of a draft, and how much comes to it."""
+"""The number of waits of the host for a GPU in a pass or a draft's step, and the bytes that are copied to it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class FakeNccl:
         self.num_aborts = 0
 
     def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Mock | None:
-        """As torch's, it returns work to wait for only with `asyncOp`."""
+        """Returns work to wait for only with `asyncOp`, as torch does."""
         if options.asyncOp:  # the first, whose result is not used
             return Mock()
         with self._mutex:

@@ -1,4 +1,4 @@
-"""What a draft guesses: the tokens that the target would choose from the draft's logits, and how likely they are."""
+"""The guesses of a draft: the tokens that the target would choose from the draft's logits, and their probabilities."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def rank(
 
 def test_a_token_of_the_path_is_penalized_by_its_logit() -> None:
     logits = torch.tensor([[2.0, 1.9, -1.0]] * 2)
-    before, behind = rank(logits, Distribution(repetition_penalty=1.5), number=1)
-    assert (ids_of(before), ids_of(behind)) == ((0,), (1,))
+    before, after = rank(logits, Distribution(repetition_penalty=1.5), number=1)
+    assert (ids_of(before), ids_of(after)) == ((0,), (1,))
 
 
 @settings(max_examples=80)

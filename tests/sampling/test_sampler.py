@@ -1,4 +1,4 @@
-"""What is chosen from logits: by the definition, whatever else is in the pass, and as a GPU would do it."""
+"""The choice from logits: as defined, whatever else is in the pass, and with a GPU's operators."""
 
 from __future__ import annotations
 
