@@ -1,4 +1,4 @@
-"""Threads, event loops, interruptions and the end of an engine: answers come in turn, and nothing is left behind."""
+"""Threads, event loops, interruptions and the end of an engine: answers come in turn, and nothing is left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process that a signal asks to end does so: with its exit code, in time, and without a page of text."""
+"""A process ends on a signal with the right exit code, in time, and without a page of text."""
 
 from __future__ import annotations
 

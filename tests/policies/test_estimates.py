@@ -1,4 +1,4 @@
-"""What a policy is told that is found from passes and steps: whether drafting pays, a row's cost, the next verdict."""
+"""Estimates from passes and steps for policies: whether drafting pays, a row's cost, the time of the next verdict."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_rest_grows_while_it_pays() -> None:
 
 
 def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
-    """This holds even where the quickest pass would allow it."""
+    """This holds even where the quickest pass would make a rest look worthwhile."""
     switch = DraftingSwitch()
     rests = []
     for number in range(4000):
@@ -166,9 +166,9 @@ def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_that_does_n
     found, now = clock([length] * 3, step, start)
     due = now + length
     foreseen = 1 - FORESEEN_MEMORY**4 * (1 - 0.5 * FORESEEN_MEMORY**200)
-    before, behind = due - (now + elapsed), now + elapsed + step - due
-    expected = before if before > 0 and behind > 0 and foreseen * before < (1 - foreseen) * behind else 0
-    assume(abs(foreseen * before - (1 - foreseen) * behind) > 1e-6 * (length + step + start))
+    before, after = due - (now + elapsed), now + elapsed + step - due
+    expected = before if before > 0 and after > 0 and foreseen * before < (1 - foreseen) * after else 0
+    assume(abs(foreseen * before - (1 - foreseen) * after) > 1e-6 * (length + step + start))
     assert abs(found.patience_ns(now + elapsed) - expected) <= 2 + length // 10**6
 
 

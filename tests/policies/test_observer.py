@@ -1,4 +1,4 @@
-"""What a policy is shown, as a target tells it."""
+"""The view of a policy, as a target's reports change it."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_passes_without_a_draft_say_nothing_of_what_drafting_brings(has_draft: b
 
 
 def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() -> None:
-    """Each has the time of the pass, so a rest of one would be measured beside the candidates of the others."""
+    """A pass has one time for all, so a rest of one sequence would be measured with candidates of the others."""
     switches: Switches = {}
     observers = [Observer(switches) for _ in range(4)]
     for observer in observers:

@@ -72,7 +72,7 @@ def test_a_chat_stream_has_a_role_its_text_an_end_and_its_usage(server: Running,
 
 
 def acceptance(documents: list[Any]) -> Any:
-    """What AIPerf 0.13 (`spec_decode/vllm_adapter.py`) reads in the bodies or chunks of a response, by its checks."""
+    """The values that AIPerf 0.13 (`spec_decode/vllm_adapter.py`) reads in a response, with its checks."""
     (found,) = [told for one in documents if (told := (one.get("metrics") or {}).get("speculative_decoding"))]
     histogram, num_steps = found["acceptance_histogram"], found["num_spec_steps"]
     assert all(type(count) is int for count in histogram)
@@ -149,7 +149,7 @@ def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:
 def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -> None:
     before = server.figures()
     sampled(client, n=2, max_tokens=10, temperature=0)
-    whole = "vllm:e2e_request_latency_seconds_count{}"  # counted behind the last byte
+    whole = "vllm:e2e_request_latency_seconds_count{}"  # counted after the last byte
     until(lambda: server.figures().get(whole, 0) > before.get(whole, 0))
     health = server.get("/health")
     assert (health.status_code, health.json()["status"], health.json()["draft"]) == (200, "ok", "present")

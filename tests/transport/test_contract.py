@@ -1,4 +1,4 @@
-"""What every link promises (`transport/base.py`), run by every link, also between two processes."""
+"""The contract of links (`transport/base.py`), checked for every link, also between two processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a link of ZeroMQ can suffer: death, strangers, oversized frames, public addresses, and wrong keys."""
+"""Faults of ZeroMQ links alone: death, strangers, oversized frames, public addresses and wrong keys."""
 
 from __future__ import annotations
 
