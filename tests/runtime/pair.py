@@ -209,7 +209,7 @@ def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:
 
 
 def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
-    """A schedule whose candidate blocks are at most `length` long, and that waits for a draft that is held up.
+    """A schedule with candidate blocks of at most `length` tokens, which waits for a slow draft.
 
     `policy`: a setting's value, or "waiting", the one above.
     """

@@ -1,4 +1,4 @@
-"""The draft's process: started wherever its parent runs, replaced from what has loaded, told of in one line if lost."""
+"""The draft's process: its start, its replacement from a loaded copy, and the one line about its loss."""
 
 from __future__ import annotations
 

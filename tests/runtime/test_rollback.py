@@ -1,4 +1,4 @@
-"""The tree of a draft and what its drafter keeps of it go back together, or not at all."""
+"""A draft's tree and its drafter's state are rolled back together, or not at all."""
 
 from __future__ import annotations
 
