@@ -1,4 +1,4 @@
-"""Sequences as chains or trees, their passes in any layout, and what a row must be whatever the layout.
+"""Sequences as chains or trees, passes over them in any layout, and the expected rows, which depend on no layout.
 
 A pass is laid out at random: slots, order of rows, padded rows, order of paths, width of the table. What no row may
 read holds NaN (slots) or a number far out of range (entries of tables and branches).

@@ -12,7 +12,7 @@ DEADLINE_SECONDS = 20.0
 
 
 class FakeNccl:
-    """Ranks that all send the same. Its kernels end when it is aborted, and an abort waits for graphs.
+    """A group whose ranks all send the same. Its kernels end on an abort, which waits for graphs.
 
     As in torch, each exchange takes a lock that an abort holds until it returns.
     """

@@ -36,7 +36,7 @@ class Plain:
     prompt: list[int]
     tokens: list[int]
     logits: Tensor
-    """[tokens, vocab]: those that chose the tokens."""
+    """[tokens, vocab]: the logits that chose the tokens."""
     cache: KVCache
 
     @property

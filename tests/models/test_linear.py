@@ -1,6 +1,6 @@
 """Packed products: the same numbers as plain ones, for any shape, and for any row wherever it stands.
 
-Also those whose weights are packed in float16, which holds what comes in bfloat16.
+This includes weights packed in float16, which can hold those of bfloat16.
 """
 
 from __future__ import annotations
