@@ -68,7 +68,7 @@ end_with_parent()
 os.write(writing, b"1")
 time.sleep(20)
 """
-    # which waits until nobody can write to its pipes any more
+    # which waits until no process can write to its pipes
     done = end_of(program, str(Path(__file__).parents[2]))
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, [f"KeyboardInterrupt: {int(signal.SIGTERM)}"])
 

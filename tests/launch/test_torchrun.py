@@ -1,4 +1,4 @@
-"""torchrun's processes on one machine: who they are, what is refused, where they meet, and the pair's answer."""
+"""torchrun's processes on one machine: their roles, refusals, meeting place, and the pair's answer."""
 
 from __future__ import annotations
 
