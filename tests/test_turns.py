@@ -200,7 +200,7 @@ def test_a_fork_leaves_the_engine_to_its_parent(monkeypatch: pytest.MonkeyPatch)
     assert not draft.code
 
 
-# The engine for asyncio: it blocks no event loop, and ends what nobody waits for
+# The engine for asyncio blocks no event loop, and cancels answers without a reader
 
 
 LONG = 300

@@ -1,4 +1,4 @@
-"""`amusd generate out=FILE`: the whole file, in its order, gone on with where it was interrupted."""
+"""`amusd generate out=FILE`: the whole file in its order, resumed after an interruption."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A target whose next token is a hash of the whole prefix, and drafters that know it as often as they are told to.
+"""A target whose next token is a hash of the whole prefix, and drafters that know it with a given probability.
 
-Nothing here computes anything: a pass and a step take virtual time alone. What a token was drafted from is kept as the
-64-bit hash of that prefix, the ghost, which never travels.
+No model is computed: passes and steps take virtual time alone. Each drafted token has a ghost, the 64-bit hash of the
+prefix that it was drafted from; ghosts are in no message.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Asked:
     policy: Policy
     num_tokens: int
     cancelled_after: int | None = None
-    """Tokens; None: never."""
+    """Number of tokens; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class Report:
     log: str
     counts: Counter[str]
     passes_to_accept: int | None
-    """After the last fault; None where faults did not end, or the target had given up on drafts."""
+    """Passes after the last fault; None if faults did not end or the target had given up on drafts."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""vLLM's proposer, driven by a runner that keeps rows as vLLM does, and by a draft that computes when it is let."""
+"""vLLM's proposer with a runner that keeps rows as vLLM does, and a draft that steps when a test says so."""
 
 from __future__ import annotations
 
@@ -439,7 +439,7 @@ def test_a_late_draft_is_kept_and_told_all_at_once() -> None:
         runner.run()
         runner.seconds += QUIET_SECONDS
     runner.drafts.let(9)
-    runner.run()  # hears it, and tells it the text
+    runner.run()  # receives its hello, and sends it the text
     runner.drafts.let(9)
     runner.run()
     assert len(runner.proposed[0]) == NUM_CANDIDATES
@@ -447,7 +447,7 @@ def test_a_late_draft_is_kept_and_told_all_at_once() -> None:
 
 
 class WaitedFor(Drafts):
-    """Its link lets the draft work while the runner waits, a step each 4 ms."""
+    """A draft that makes a step each 4 ms while the runner waits for its link."""
 
     runner: Runner
 
@@ -504,7 +504,7 @@ PATIENT = {"wait_ms": 60_000, "min_chance": 0.0}
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that gets no processor for a while is waited for."""
+    """Makes the proposer wait long for a draft that gets no processor for a while."""
     monkeypatch.setattr(vllm, "QUIET_SECONDS", 60.0)
 
 

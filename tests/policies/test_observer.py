@@ -39,7 +39,7 @@ def seen_by(observer: Observer, decoding: TargetSession | None = None) -> Target
 
 
 def test_a_draft_is_silent_from_a_wait_in_vain_to_its_next_candidate() -> None:
-    """A stall of the machine costs one wait, and is not taken for the time that a candidate takes."""
+    """A stall of the machine costs one wait, and does not count as the time of a candidate."""
     observer = Observer()
     tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
     tree.attach(1)

@@ -97,7 +97,7 @@ def test_guesses_are_the_best_scores_of_the_definition(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.7])
 def test_a_first_guess_is_right_as_often_as_it_says(temperature: float) -> None:
-    """The target's logits are the draft's and an error of Gumbel noise, whatever the temperature."""
+    """The target's logits are the draft's plus Gumbel noise, whatever the temperature."""
     rng, rows, columns = np.random.default_rng(3), 1500, 200
     distribution, state = Distribution(temperature=temperature, seed=9), SamplingState(columns)
     draft = random_logits(rng, rows, columns, 2.5)

@@ -135,7 +135,7 @@ def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int, monke
     assert choose(logits, np.arange(5000, dtype=np.uint32), 0, 1.0) == chosen
 
 
-# What a choice does not depend on
+# A choice does not depend on the rest of its pass
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_seed_repeats_an_answer_and_the_next_choice_has_the_next_seed(client: 
     assert texts(both) == texts(sampled(client, seed=7)) + texts(sampled(client, seed=8))
     assert texts(both) == texts(sampled(client, seed=7, n=2, extra_body={"mode": "autoregressive"}))
     assert len({*texts(both)}) == 2
-    drawn = sampled(client)  # nobody named a seed, so it is told
+    drawn = sampled(client)  # the request has no seed, so the response names one
     assert texts(drawn) == texts(sampled(client, seed=drawn.seed))
     assert both.usage.completion_tokens == 24
     assert both.usage.prompt_tokens == 5

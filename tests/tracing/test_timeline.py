@@ -138,7 +138,7 @@ def test_a_lost_draft_is_marked() -> None:
     assert marks == [("draft lost", 0.02)]
 
 
-# The command, on real run directories and on folders that are none
+# The command on real run directories and on other folders
 
 
 @pytest.fixture
