@@ -192,7 +192,7 @@ class DraftProcess:
         )
 
     def _passes(self, deadline_ns: int) -> bool:
-        """A draft that waits although it could work sleeps; one that has nothing to do is woken by what arrives."""
+        """A draft that has work sleeps for the whole wait; an idle one is woken by the next message."""
         if self._worker is not None and self._worker.working:
             self.world.draft.ahead_ns += max(0, deadline_ns - self.world.draft.ns)
         return False

@@ -58,7 +58,7 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """With an odd seed the faults end, and the first answer is long enough to show what comes then."""
+    """With an odd seed the faults end, and the first answer is long enough to show the time after them."""
     draw, live = random.Random(f"scenario {seed}"), seed % 2 == 1
     max_num_seqs = draw.randint(1, MAX_NUM_SEQS)
     requests = [_asked(draw, live=live) for _ in range(max_num_seqs + draw.randint(0, 3))]

@@ -1,4 +1,4 @@
-"""The real target worker, watched: what is committed, what is evaluated, and how long it waits."""
+"""The real target worker under watch: its committed tokens, its evaluated tokens, and its waits."""
 
 from __future__ import annotations
 

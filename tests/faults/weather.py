@@ -46,7 +46,7 @@ class Weather:
         self._plan_strike()
 
     def calm(self) -> None:
-        """From now on nothing goes wrong any more; what was stopped goes on, what was held up is delivered."""
+        """End all faults: stopped processes go on, and delayed frames are delivered."""
         self.world.note("calm")
         self.rates = {}
         self.slow_until_ns = self.draft_stopped_until_ns = self.target_stops_for_ns = 0
