@@ -27,7 +27,7 @@ TREE_OPENING = replace(OPENING, fan_out=3, rows_per_step=4)
 
 
 class Pair:
-    """An honest draft and target of one sequence, and what a stranger's frames did to them."""
+    """An honest draft and target of one sequence, and the results of a stranger's frames."""
 
     def __init__(self, rng: random.Random, *, tree: bool) -> None:
         self._rng = rng
@@ -79,7 +79,7 @@ class Pair:
 
 
 def fuzz(num_messages: int, seed: int) -> Counter[str]:
-    """Feed so many hostile messages; what became of them. Raises what no message may cause."""
+    """Feed this many hostile messages and count their results. Raises errors that no message may cause."""
     rng = random.Random(seed)
     pairs = [Pair(rng, tree=False), Pair(rng, tree=True)]
     for number in range(num_messages):

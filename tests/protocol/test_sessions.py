@@ -124,7 +124,7 @@ def test_a_drafter_without_a_proposal_says_so() -> None:
     assert session.may_get_more
     session.receive(message)
     assert not session.may_get_more
-    # Behind the next verdict it starts anew: worth waiting for, as after a rejection.
+    # After the next verdict it drafts again, which is worth a wait, as after a rejection.
     judge(session, 9, accepted=0)
     assert session.may_get_more
     assert session.draft_restarting

@@ -1,4 +1,4 @@
-"""Trees of candidates, case by case: what the sessions do where a position has several."""
+"""Trees of candidates: the sessions' behaviour, case by case, with several candidates at a position."""
 
 from __future__ import annotations
 
