@@ -1,4 +1,4 @@
-"""A cascade loaded from checkpoints, what it refuses, and what it does without numbers."""
+"""A cascade from checkpoints: its proposals, its refusals, and logits that are not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters that were made together: one step for several of them proposes what each would propose alone."""
+"""Drafters that were made together: one step for several has the proposals that each would have alone."""
 
 from __future__ import annotations
 
