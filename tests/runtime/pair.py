@@ -261,7 +261,7 @@ def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
 
 
 def await_restarts(engine: Engine, number: int) -> None:
-    """Compute until so many lost drafts were replaced."""
+    """Compute until this many lost drafts were replaced."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while engine.draft.num_restarts < number:
         assert time.monotonic() < deadline, "no draft came back"

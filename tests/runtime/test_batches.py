@@ -40,7 +40,7 @@ EOS = 7
 CHUNK = 16
 PLAIN = decoding("autoregressive")
 START = (3,)
-"""A prompt that needs no prefill, so that what is admitted together has its passes together."""
+"""A prompt that needs no prefill, so that requests admitted together have their passes together."""
 CHAINS: dict[str, Callable[[], Drafter]] = {
     **DRAFTERS,
     "lookup first": lambda: ModelDrafter(target_model(), NgramCache(2)),

@@ -266,7 +266,7 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
             target.connection.lose("it is gone")
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
-        target.connection.on_accepted()  # or after so many losses it were given up
+        target.connection.on_accepted()  # else the target would give up after this many losses
         assert target.client.has_draft(sequence)
         assert target.connection.losses == ["the link is cut"] * number
     assert (target.connection.num_restarts, caplog.messages) == (30, [])

@@ -1,4 +1,4 @@
-"""A cascade over three workers: the middle's text is its own whatever its draft does, and the answer the target's."""
+"""A cascade over three workers: no draft changes the middle's text, and none changes the target's answer."""
 
 from __future__ import annotations
 
