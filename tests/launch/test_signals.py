@@ -75,7 +75,7 @@ time.sleep(20)
 
 @pytest.mark.parametrize("sleeps", ["time.sleep(60)", "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"])
 def test_a_process_that_does_not_come_back_is_ended(sleeps: str) -> None:
-    """Python's handler does not run in a C function that goes on, nor does what catches `KeyboardInterrupt` end."""
+    """Python's handler does not run within a C function, and code that catches `KeyboardInterrupt` goes on."""
     program = f"""
 import hashlib, os, threading, time
 timer = threading.Timer(0.5, os.kill, (os.getpid(), {int(signal.SIGINT)}))
