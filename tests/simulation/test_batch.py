@@ -79,7 +79,7 @@ def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
     costs = replace(costs, sequence_ns=50, draft_sequence_ns=7)
 
     def taken(costs: Costs, number: int, num_sequences: int) -> tuple[int, int, int]:
-        """A pass over so many candidates, a step of a token each, a step over so many nodes."""
+        """Times in ns of a pass over candidates, of a step with one token each, and of a step over nodes."""
         pass_ns = costs.pass_ns(number, False, Random(0), num_sequences=num_sequences)
         step_ns = costs.step_ns(False, Random(0), num_sequences=num_sequences)
         return pass_ns, step_ns, costs.tree_step_ns(number, False, Random(0), num_sequences=num_sequences)
