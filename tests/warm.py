@@ -192,7 +192,7 @@ def _take_descriptors(streams: Sequence[int], keep: Sequence[int]) -> None:
 
 
 def _forget_parent() -> None:
-    """Put back what exec would have: signals, what happens at exit, and what the parent has set in modules."""
+    """Reset what exec would reset: signals, exit handlers, and values that the parent has set in modules."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != signal.SIGINT:

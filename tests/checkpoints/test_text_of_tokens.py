@@ -1,4 +1,4 @@
-"""The text of tokens that follow others is what the tokenizer makes of all ids together, however it is cut."""
+"""The text of prompt and answer is the tokenizer's text of all ids together, wherever it is cut."""
 
 from __future__ import annotations
 

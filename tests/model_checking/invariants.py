@@ -1,4 +1,4 @@
-"""The invariants of every state and every step of the model. Each breach is a name and what is wrong."""
+"""The invariants of every state and every step of the model. Each breach is a name and a description."""
 
 from __future__ import annotations
 

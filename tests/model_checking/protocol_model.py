@@ -8,7 +8,7 @@ What it leaves out, and why nothing is lost by that
     the text        The target's own token is 0 everywhere, and every other value is wrong. Tokens are compared with
                     others of the same position alone, so any text can be renamed to this one, position by position.
                     Whether a token stands where it belongs is told by its ghost, at which no rule looks.
-    the hash        It is off: numbers have to suffice.
+    the hash        It is off, so that numbers alone must suffice.
     weights         A pass verifies any path of the tree, so also the likeliest. One over several paths commits what one
                     over the right one of them does; and I6 is asked of the whole tree.
     late ones       A candidate that is judged in the place of the bonus token changes no token, only how it is counted.

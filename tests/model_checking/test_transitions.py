@@ -168,7 +168,7 @@ def draft_session(model: ProtocolModel, draft: Draft) -> DraftSession:
     return session
 
 
-# What a session does, and what it is then: all of the model's state but the ghosts
+# A session's actions, and its state after them: all of the model's state but the ghosts
 
 
 def received(session: TargetSession, candidate: protocol_model.Candidate) -> object:

@@ -248,7 +248,7 @@ class Launches(TorchDispatchMode):
     ],
 )
 def test_a_device_launches_few_kernels_and_is_not_asked(kind: type[RowSampler], level: Level, number: int) -> None:
-    """Tensors on `meta` have no values: whatever would read one, or has a shape that depends on one, raises."""
+    """Tensors on `meta` have no values: an operator that reads one, or whose shape depends on one, raises."""
     device = torch.device("meta")
     sampler = kind(SamplingState(128_256, None, device), level)
     logits = torch.empty((8, 128_256), dtype=torch.bfloat16, device=device)

@@ -1,4 +1,4 @@
-"""OpenAI's own client against the server, and what its protocol says of streams, choices, usage and ends."""
+"""OpenAI's own client against the server, and the protocol's rules for streams, choices, usage and ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.policies.base import Decision, Policy, TargetView
 
 BLOCKS = {"mode": "synchronous", "num_speculative_tokens": 4, "max_silence_seconds": 60.0}
-"""Each pass waits for its candidates, so that what is counted does not depend on this machine."""
+"""Each pass waits for its candidates, so that counts do not depend on this machine."""
 USER: Any = {"role": "user", "content": TEXT}
 
 
