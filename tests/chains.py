@@ -9,14 +9,14 @@ from amusd.protocol.draft_tree import Node
 
 
 def propose(drafter: Drafter, number: int, path: Sequence[int] = ()) -> tuple[int, ...]:
-    """Up to `number` tokens behind the committed ones and `path`."""
+    """Up to `number` tokens after the committed ones and `path`."""
     return propose_together([drafter], [path], number)[0]
 
 
 def propose_together(
     drafters: Sequence[Drafter], paths: Sequence[Sequence[int]], number: int, room: int = 0
 ) -> list[tuple[int, ...]]:
-    """The tokens that each proposes behind its path: `number`, or up to `room` if a step makes more."""
+    """The tokens that each proposes after its path: `number`, or up to `room` if a step makes more."""
     parts = []
     for drafter, path in zip(drafters, paths, strict=True):
         nodes = [Node(None, drafter.committed[-1], drafter.length - 1, 1.0, 1.0)]

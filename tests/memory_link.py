@@ -1,6 +1,6 @@
 """A link inside one process, between two threads: real frames, seeded delays, and a peer that can be killed.
 
-Messages cross it as frames of `protocol/wire.py`, so that what is tested here is what travels elsewhere.
+Messages cross it as frames of `protocol/wire.py`, so that tests use the bytes that other links carry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drafters that know the target's answer and are right exactly where they are told to be.
+"""Drafters that know the target's answer and are right exactly where their schedule says so.
 
 A schedule says at which positions the proposal is right. Wrong proposals are ids of the vocabulary too, so nothing but
 the target's verdict tells them apart.

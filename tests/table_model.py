@@ -51,7 +51,7 @@ class TableCache:
         return self.write(token_id, self.length - 1, self.length - 2)
 
     def write(self, token_id: int, slot: int, before: int) -> int:
-        """Take in one token at `slot`, behind the one at slot `before`, -1 for none; returns the hash as `append`."""
+        """Take in one token at `slot`, after the one at slot `before`, -1 for none; returns the hash as `append`."""
         self._hashes[slot + 1] = prefix = _mix(self._hashes[before + 1] + token_id + 1)
         return prefix
 

@@ -1,4 +1,4 @@
-"""Children that are forked from one process: told apart, ended, replaced; nothing outlives whoever has started them."""
+"""Children that are forked from one process: told apart, ended, replaced; none outlives its parent."""
 
 from __future__ import annotations
 

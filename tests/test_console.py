@@ -1,4 +1,4 @@
-"""What is written where, and what happens when nobody reads it."""
+"""The console: the stream of each line, and output that nobody reads."""
 
 from __future__ import annotations
 

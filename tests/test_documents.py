@@ -1,4 +1,4 @@
-"""What a document shows can be pasted: commands compose, files are there, and its Python runs."""
+"""Examples in documents can be pasted: commands compose, files exist, and Python runs."""
 
 from __future__ import annotations
 

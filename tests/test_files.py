@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, whatever the disk says."""
+"""A file is written whole or not at all, whatever error the disk gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom: arrows point down only, the core runs without torch, Hydra stops at `launch/`."""
+"""The permitted imports: arrows point down only, the core runs without torch, Hydra stops at `launch/`."""
 
 from __future__ import annotations
 

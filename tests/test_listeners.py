@@ -1,4 +1,4 @@
-"""What a running pair leaves open: where it listens, what a pickle sent there does, what it repeats of a prompt."""
+"""The attack surface of a running pair: open ports, pickles sent there, and the texts of prompts in its output."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def listeners(processes: Sequence[psutil.Process]) -> Iterator[tuple[str, int] |
 
 
 def offer(canary: bytes, address: tuple[str, int] | str) -> bool:
-    """Send it, as it is and with lengths before it, to whoever listens there; whether somebody did."""
+    """Send `canary` to `address`, alone and with a length before it; returns True if a listener was there."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with socket.socket(family) as connection:
         connection.settimeout(1.0)

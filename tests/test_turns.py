@@ -1,4 +1,4 @@
-"""Threads, event loops, interruptions and the end of an engine: answers come in turn, and nothing is left behind."""
+"""Threads, event loops, interruptions and the end of an engine: answers come in turn, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_fork_leaves_the_engine_to_its_parent(monkeypatch: pytest.MonkeyPatch)
     assert not draft.code
 
 
-# The engine for asyncio: it blocks no event loop, and ends what nobody waits for
+# The engine for asyncio blocks no event loop, and cancels answers without a reader
 
 
 LONG = 300

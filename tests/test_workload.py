@@ -63,7 +63,7 @@ def test_every_layout_is_read(tmp_path: Path, layout: str) -> None:
     assert found == (1, told.get("category"), told.get("question_id"), told.get("later", ()))
 
 
-def test_a_conversation_asks_its_messages_behind_the_answers(tmp_path: Path) -> None:
+def test_a_conversation_asks_its_messages_after_the_answers(tmp_path: Path) -> None:
     called, asked = {"role": "assistant", "content": None}, {**USER, "content": "Second"}
     record = {"messages": [USER, called, SYSTEM, asked, SYSTEM]}
     (first,) = load_prompts(WorkloadConfig(path=write(tmp_path / "prompts.jsonl", record)))

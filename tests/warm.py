@@ -109,7 +109,7 @@ def _streams(asked: Mapping[str, Any]) -> list[int]:
 
 
 def _is_forkable(asked: Mapping[str, Any]) -> bool:
-    """Whether this is a script or a module for this very interpreter, with nothing that only exec could do."""
+    """True if this runs a script or a module with this interpreter and needs nothing that only exec can do."""
     args = asked["args"]
     if isinstance(args, str | bytes | os.PathLike) or list(args)[:1] != [sys.executable] or asked["shell"]:
         return False
@@ -138,7 +138,7 @@ def _fork_child(self: Any, *given: Any) -> None:
 
 
 def _others_wait() -> bool:
-    """Whether every other thread of this process is known to wait for a message, a timer or a process."""
+    """True if every other thread of this process is known to wait for a message, a timer or a process."""
     own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith(_WAITING)}
     tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) not in (*own, os.getpid())]
     return threading.current_thread() is threading.main_thread() and all(
@@ -192,7 +192,7 @@ def _take_descriptors(streams: Sequence[int], keep: Sequence[int]) -> None:
 
 
 def _forget_parent() -> None:
-    """Put back what exec would have: signals, what happens at exit, and what the parent has set in modules."""
+    """Reset what exec would reset: signals, exit handlers, and values that the parent has set in modules."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != signal.SIGINT:

@@ -34,7 +34,7 @@ def sentencepiece_tokenizer(chat_template: str | None = None) -> PreTrainedToken
 
 
 def qwen_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """The kind of Qwen 2 and 3: tokens are byte sequences, a word has its space, special tokens stand behind."""
+    """The kind of Qwen 2 and 3: tokens are byte sequences, a word has its space, special tokens come last."""
     pieces = [*bytes_to_unicode().values()]
     merges = _add_words(pieces, "Ġ")
     for left, right in (("Ġ", "â"), ("ð", "Ł")):  # a space and part of a character, half an emoji

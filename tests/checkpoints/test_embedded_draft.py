@@ -87,7 +87,7 @@ def test_what_ships_is_small_and_can_end_an_answer() -> None:
 
 @pytest.mark.embedded
 def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embedded_folder: Path) -> None:
-    """A floor far below what it was measured to do: it catches a damaged file, swapped rows or a wrong embedding."""
+    """The floor is far below the measured value; it catches a damaged file, swapped rows or a wrong embedding."""
     options = LoadOptions(numerics=Numerics(width=128, fixed=False), max_model_len=128)
     target = load_model(embedded_folder, options)
     draft = load_embedded_draft(embedded_folder, options, vocab_size=8192)
@@ -100,7 +100,7 @@ def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embed
 
 
 @pytest.mark.parametrize("name", ["LlamaConfig", "Gemma3TextConfig"])
-def test_the_first_layers_of_a_target_draft_as_the_target_cut_behind_them(name: str, tmp_path: Path) -> None:
+def test_the_first_layers_of_a_target_draft_as_the_target_cut_after_them(name: str, tmp_path: Path) -> None:
     config = tiny.tiny_config(name, num_hidden_layers=4, layer_types=None, vocab_size=SIZES["vocab_size"])
     stock = tiny.save_checkpoint(tmp_path, config, tiny.byte_tokenizer())
     stock.model.layers = stock.model.layers[:3]

@@ -1,4 +1,4 @@
-"""The text of tokens that follow others is what the tokenizer makes of all ids together, however it is cut."""
+"""The text of prompt and answer is the tokenizer's text of all ids together, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wrap(tokenizer: Any) -> Tokenizer:
 
 
 def read(decoder: IncrementalDecoder, token_ids: Sequence[int]) -> tuple[list[str], list[Spelling]]:
-    """The pieces of text, the last of them what is held behind the last token, and how each token reads."""
+    """The pieces of text (the last is the text held back until the end) and the text of each token."""
     pieces, spellings = [], []
     for token_id in token_ids:
         spellings.append(decoder.spell(token_id))

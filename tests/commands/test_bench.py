@@ -1,4 +1,4 @@
-"""The measurements of `amusd bench` on tiny models: what is counted, not how fast it is."""
+"""The measurements of `amusd bench` on tiny models: its counts, not its speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `amusd compare` counts, keeps and shows, also where a draft is lost on the way."""
+"""`amusd compare`: its counts, files and tables, also if a draft is lost on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`amusd doctor`: what it says about a pair on this machine, before anybody waits for an answer."""
+"""`amusd doctor`: its report about a pair on this machine, before any answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`amusd generate out=FILE`: the whole file, in its order, gone on with where it was interrupted."""
+"""`amusd generate out=FILE`: the whole file in its order, resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_file_is_answered_in_its_order_whoever_ends_first(config: RunConfig, m
     assert (result["num_answers"], result["num_refused_prompts"], result["num_tokens"]) == (6, 1, 150)
 
 
-def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> None:
+def test_a_second_run_goes_on_after_the_last_whole_line(config: RunConfig) -> None:
     with plain_engine() as engine:
         generate(config, engine)
         file = Path(str(config.out))
@@ -92,7 +92,7 @@ def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> N
 TALKS = [["bad", "fade", "cafe"], ["face"], ["bead", "a" * 490, "deaf"], ["dead", "feed"]]
 
 
-def test_a_conversation_goes_on_behind_its_own_answers_also_in_a_second_run(config: RunConfig, tmp_path: Path) -> None:
+def test_a_conversation_goes_on_after_its_own_answers_also_in_a_second_run(config: RunConfig, tmp_path: Path) -> None:
     talks = [{"question_id": f"q{number}", "messages": talk_of(*talk)} for number, talk in enumerate(TALKS, start=1)]
     write_prompts(tmp_path, talks)
     file = Path(str(config.out))

@@ -1,4 +1,4 @@
-"""A cascade loaded from checkpoints, what it refuses, and what it does without numbers."""
+"""A cascade from checkpoints: its proposals, its refusals, and logits that are not finite."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def own_text(distribution: Distribution, number: int) -> tuple[int, ...]:
 
 
 def step(drafters: Sequence[Drafter], paths: Sequence[list[int]], room: int = 60) -> list[tuple[int, ...]]:
-    """What each proposes behind its path."""
+    """The proposal of each drafter after its path."""
     return propose_together(drafters, paths, min(room, 5), room)
 
 

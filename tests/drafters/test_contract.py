@@ -1,6 +1,6 @@
-"""What every drafter promises (`amusd/drafters/base.py`), run by each of them.
+"""The drafter contract (`amusd/drafters/base.py`), checked for every drafter.
 
-The suite that ships passes what keeps the promises, and finds each way of breaking one.
+The suite that ships accepts each correct drafter and finds each broken one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 
 
 def model_with_another_tokenizer() -> ModelRunner:
-    """A model of four tokens that both have, one that is read as another, and one without a text."""
+    """A draft that shares four tokens with its target, reads one as another, and has one without a text."""
     model = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     target = {0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}
     shared = share_vocabulary(target, dict(enumerate(LETTERS)), VOCAB_SIZE, lambda _text: [0])
@@ -74,38 +74,38 @@ def published(kind: str) -> Any:
         return load_published(draft, target, options, kind)
 
 
-class Fed:
-    """Gets the features of what is committed, which follow from the text before each, as a target's do."""
+class WithFeatures:
+    """Mixin that gives a drafter features of all committed tokens; each is a function of the text before it."""
 
     def open(self, *args: Any) -> None:
-        super().open(*args)  # type: ignore[misc]  # of a drafter
-        self.feed()
+        super().open(*args)  # type: ignore[misc]  # the drafter's
+        self.take_all_features()
 
     def follow(self: Any, transition: Transition) -> None:
         super().follow(transition)  # type: ignore[misc]
-        self.feed()
+        self.take_all_features()
 
-    def feed(self: Any) -> None:
+    def take_all_features(self: Any) -> None:
         prefix, width = CommittedPrefix(self.committed), published("eagle").feature_width
         for position in range(self.length - 1):
             generator = torch.Generator().manual_seed(prefix.hash_before(position + 1) >> 1)
             self.take_features(position, torch.randn(1, width, generator=generator).bfloat16())
 
 
-class FedEagle(Fed, EagleDrafter): ...
+class EagleWithFeatures(WithFeatures, EagleDrafter): ...
 
 
-class FedBlock(Fed, BlockDrafter): ...
+class BlockWithFeatures(WithFeatures, BlockDrafter): ...
 
 
 OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], Drafter]] = {
     "autoregressive": lambda: ModelDrafter(MODEL),
     "another_tokenizer": lambda: ModelDrafter(OTHER_TOKENIZER),
-    "eagle": lambda: FedEagle(published("eagle")),
-    "eagle_lookup": lambda: FedEagle(published("eagle"), NgramCache(2)),
-    "medusa": lambda: FedBlock(published("medusa")),
-    "dflash": lambda: FedBlock(published("dflash")),
+    "eagle": lambda: EagleWithFeatures(published("eagle")),
+    "eagle_lookup": lambda: EagleWithFeatures(published("eagle"), NgramCache(2)),
+    "medusa": lambda: BlockWithFeatures(published("medusa")),
+    "dflash": lambda: BlockWithFeatures(published("dflash")),
     "cascade": lambda: CascadeDrafter(MODEL, ModelDrafter(OTHER_MODEL, NgramCache(2))),
     "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1)),
     "cascade_fewer_ids": lambda: CascadeDrafter(MODEL, ModelDrafter(MODEL_OF_FEWER_IDS)),
@@ -122,7 +122,7 @@ def test_every_drafter_keeps_the_contract(name: str) -> None:
 
 
 class Remembers(NgramDrafter):
-    """Takes in what it proposes."""
+    """Indexes its own proposals as if they were committed."""
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
         found = super().propose(path, room)
@@ -131,7 +131,7 @@ class Remembers(NgramDrafter):
 
 
 class Forgets(NgramDrafter):
-    """Does not index what was committed."""
+    """Does not index the committed tokens."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         super().open(token_ids, capacity, fan_out)

@@ -71,7 +71,7 @@ def plain(own: Path) -> Generation:
 
 def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path, plain: Generation) -> None:
     drafter = DrafterConfig(kind="custom", factory=f"{own / 'phrases.py'}:make", options={"path": str(own / "p.txt")})
-    # the rest of this answer, behind its first tokens, is a phrase; and so is what never comes
+    # the rest of this answer after its first tokens is a phrase; so is a text that never comes
     (own / "p.txt").write_text(f"never said\n{plain.text}\n")
     with Engine.start(engine_of(own, drafter)) as engine:
         answers = {name: answered(engine, decoding=decoding) for name, decoding in DECODINGS.items()}

@@ -1,6 +1,7 @@
-"""EAGLE, Medusa and DFlash drafters guess what the papers' formulas give, whatever was committed or came late.
+"""EAGLE, Medusa and DFlash drafters guess as the papers' formulas do, whatever was committed or came late.
 
-EAGLE reads the true states of committed tokens, and its own behind them; the others score by distance from the root.
+EAGLE reads the target's states of committed tokens and its own states after them; Medusa and DFlash score by distance
+from the root.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ CAPACITY = 100
 RATIO = Distribution(temperature=100.0, seed=3, acceptance="rejection")
 IDS = eagle3_weights()["d2t"] + torch.arange(12)
 Guess = Callable[[list[int]], Sequence[int]]
-"""The tokens that may be guessed behind a path below the root, the likeliest first."""
+"""Returns the tokens that may be guessed after a path below the root, the likeliest first."""
 Score = Callable[[dict[int, Tensor], int, int], Tensor]
 """Features by position, the root's position and token -> [depths, columns]."""
 
 
 class Pair:
-    """A sequence whose drafter reads features, and what it should guess."""
+    """A sequence whose drafter reads features, and the guesses that are expected of it."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ def test_eagle_goes_on_with_the_features_of_a_sequence_that_began_alike(pairs: d
     assert pair.check() >= 3
 
 
-def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_are_lost(pairs: dict[str, Make]) -> None:
+def test_a_token_after_kept_ones_starts_from_their_own_states_where_features_are_lost(pairs: dict[str, Make]) -> None:
     pair = pairs["eagle"](random.Random(3))
     pair.send_features()
     pair.propose(3)
@@ -289,7 +290,7 @@ def test_guesses_of_a_block_are_those_of_the_formulas_after_any_verdict(
 
 @pytest.mark.parametrize("fan_out", [1, 3])
 @pytest.mark.parametrize("kind", ["medusa", "dflash"])
-def test_a_block_is_scored_again_behind_a_root_that_was_computed(
+def test_a_block_is_scored_again_after_a_root_that_was_computed(
     pairs: dict[str, Make], kind: str, fan_out: int
 ) -> None:
     for seed in range(5):

@@ -1,6 +1,6 @@
-"""The n-gram cache against brute force: every place of the text compared with its end, token by token.
+"""The n-gram cache against brute force, which compares every place of the text with its end, token by token.
 
-What drafters make of it: chains, trees, and what they remember of earlier answers.
+Drafters with this cache: chains, trees, and their memory of earlier answers.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def test_a_tree_has_the_continuations_by_their_chances() -> None:
     assert first == (7, pytest.approx(CHANCES[2]))  # two tokens agree there
     assert second == (8, pytest.approx((1 - CHANCES[2]) * CHANCES[1] / 2))
     assert drafter.look_up() == ((7, 3, 2, 8, 1, 2, 7, 3), CHANCES[2])
-    behind = Node(root, 7, 7, 0.5, 0.5)
-    assert drafter.expand(root, [behind]) == [[(3, pytest.approx(CHANCES[3]))]]
+    child = Node(root, 7, 7, 0.5, 0.5)
+    assert drafter.expand(root, [child]) == [[(3, pytest.approx(CHANCES[3]))]]
     only_longer = NgramDrafter(2)
     only_longer.open([1, 2, 7, 3, 2, 8, 1, 2], 100, fan_out=2)
     assert [token_id for token_id, _ in only_longer.expand(root, [root])[0]] == [7]
@@ -110,7 +110,7 @@ def test_an_earlier_answer_is_looked_up_by_every_drafter_made_with_it(first: int
     earlier = EarlierAnswers(100)
     answered(NgramDrafter(1, earlier), [50, 51, 52], [10, 11, 12, 13, 14], first)
     other = NgramDrafter(1, earlier)
-    assert proposed(other, [60, 52], second) == (10, 11, 12, 13, 14)  # behind the last token of the prompt
+    assert proposed(other, [60, 52], second) == (10, 11, 12, 13, 14)  # after the last token of the prompt
     assert proposed(other, [12], second) == (13, 14)
     assert proposed(NgramDrafter(1), [12], second) == ()
     assert proposed(other, [12, 9, 12], second) == (9, 12, 9, 12, 9, 12, 9, 12)  # its own text comes first
@@ -119,7 +119,7 @@ def test_an_earlier_answer_is_looked_up_by_every_drafter_made_with_it(first: int
 def test_only_what_was_committed_is_remembered() -> None:
     earlier = EarlierAnswers(100)
     prompt = [1, 2, 3, 4, 5, 6, *range(20, 30), 1, 2]
-    answered(NgramDrafter(1, earlier), prompt, [3, 4])  # behind which 5 and 6 were drafted
+    answered(NgramDrafter(1, earlier), prompt, [3, 4])  # 5 and 6 were drafted after them
     answered(NgramDrafter(1, earlier), [1, 2, 3], [])
     assert [index.token_ids for index in earlier.indexes] == [[*prompt[-MAX_MATCH:], 3, 4]]
 

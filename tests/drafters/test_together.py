@@ -1,4 +1,4 @@
-"""Drafters that were made together: one step for several of them proposes what each would propose alone."""
+"""Drafters that were made together: one step for several has the proposals that each would have alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Kind:
     is_tree: bool
     distributions: Sequence[Distribution]
     most: int = NUMBER
-    """Most that have work at once. Those that make several tokens a step soon have none before a verdict."""
+    """Most drafters with work in one step. With several tokens a step they soon run out of it until a verdict."""
 
     def make(self, number: int) -> Sequence[Drafter]:
         if self.drafter.kind == "cascade":

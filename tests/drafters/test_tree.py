@@ -1,4 +1,4 @@
-"""Drafters of trees: what they guess behind a node is what its path alone would give, whatever happened before."""
+"""Tree drafters: the guesses after a node depend on its path alone, whatever happened before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def path_to(node: Node) -> list[int]:
 
 
 class Checked:
-    """A session with its drafter, and what each pass was given; every answer is compared with that of a fresh pass."""
+    """A session with its drafter and the inputs of each pass; every answer is compared with that of a fresh pass."""
 
     def __init__(self, rng: random.Random, model: ModelRunner, distribution: Distribution) -> None:
         self.rng, self.model, self.distribution = rng, model, distribution

@@ -174,7 +174,7 @@ def test_a_gguf_file_has_the_values_of_the_target(
         np.testing.assert_array_equal(dequantize(tensor.data, tensor.tensor_type), rounded)
 
 
-# What the survival experiment reads off the target's events, and what it calls a problem
+# The survival experiment's figures from the target's events, and its problems
 
 
 MS = 1_000_000

@@ -1,4 +1,4 @@
-"""`fake_cuda()`: the project's own code on GPUs that are not there, in a build of torch without CUDA."""
+"""`fake_cuda()`: run the project's own code on fake GPUs, in a build of torch without CUDA."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Generator(torch.Generator):
 
 @contextmanager
 def fake_cuda(*, values: bool = False, seed: int | None = None) -> Iterator[FakeGpus]:
-    """Inside, `cuda:0` and `cuda:1` can be used in this thread, and what is asked of them is written down.
+    """Inside, this thread can use `cuda:0` and `cuda:1`, and their work is recorded.
 
     `values`: compute on the CPU, so that replays of graphs do what real ones would (for small models). Otherwise only
     shapes and dtypes are known: a model takes no memory, and whatever comes to the host is 0. `seed`: streams run late,
-    in an order of this seed; None: what is asked is done at once.
+    in an order of this seed; None: all work is done at once.
     """
     gpus = FakeGpus(2, "cpu" if values else "meta", None if seed is None else LateStreams(seed))
     with ExitStack() as stack:

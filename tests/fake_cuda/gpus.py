@@ -1,7 +1,7 @@
-"""GPUs that are not there: what they are asked for is computed at once and written down.
+"""Fake GPUs, which do their work at once and record it.
 
-As on real ones, work goes to the current stream of the device that its tensors are on. So a graph gets only what runs
-on its own stream: of work on another device, nothing.
+As on real ones, work goes to the current stream of the device that its tensors are on. So a graph gets only the work
+of its own stream, and none of another device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FakeGpus:
         self.inner_device = inner_device
         self.num_devices = num_devices
         self.late = late
-        """None: all work is done when it is asked for."""
+        """None: all work is done at once."""
         self.record = Record()
         self.is_finished: Callable[[], bool] = lambda: True
         self.current_device = 0
@@ -36,7 +36,7 @@ class FakeGpus:
         self._capturing: Graph | None = None
         self._stream_numbers = itertools.count(1)
         self.peak_bytes = 0
-        """Most memory that what operations made took at any time; set it to 0 to begin anew."""
+        """Peak memory of the operations' results in bytes; set it to 0 to begin anew."""
         self._memory: list[tuple[StorageWeakRef, int]] = []
         self._most_live_bytes = 0  # of all in it: what has expired since it was last looked at counts
         self._pinned: dict[int, Tensor] = {}  # by address; holding them keeps the addresses theirs

@@ -25,8 +25,8 @@ class LateStreams:
         self._haste = self._random.choice((0.0, 0.2, 0.5))  # 0: nothing runs before the host waits for it
         self._queues: defaultdict[StreamId, deque[tuple[Callable[[], object], Event]]] = defaultdict(deque)
 
-    def put(self, stream: StreamId, work: Callable[[], object], behind: Event = _REACHED) -> None:
-        self._queues[stream].append((work, behind))
+    def put(self, stream: StreamId, work: Callable[[], object], after: Event = _REACHED) -> None:
+        self._queues[stream].append((work, after))
         while self._random.random() < self._haste and self._run_one():
             pass
 

@@ -1,4 +1,4 @@
-"""What code asked of fake GPUs: one entry for each kernel, copy, wait, capture and replay, in their order."""
+"""The record of work on fake GPUs: one entry for each kernel, copy, wait, capture and replay, in their order."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Stream(Double):
 
     def wait_stream(self, stream: Stream) -> None:
         if (late := self.gpus.late) is not None:
-            late.put(self.id, nothing, behind=late.mark(stream.id))
+            late.put(self.id, nothing, after=late.mark(stream.id))
 
 
 class Event(Double):

@@ -1,6 +1,6 @@
 """Tensors that say they are on a GPU. Inside, each is one on the CPU, or on `meta`, where nothing is computed.
 
-Operators reach `CudaTensor` through the dispatcher; what does not get there, `Bindings` sees (`bindings.py`).
+Operators reach `CudaTensor` through the dispatcher; `Bindings` (`bindings.py`) handles all other calls.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SHAPE_DEPENDS_ON_DATA = frozenset({"nonzero", "masked_select", "_unique2", "uni
 
 
 def run(name: str, call: Callable[..., Any], args: Any, kwargs: Any, *, is_mutable: bool) -> Any:
-    """`call` on what is inside the arguments; returns its results as tensors on the same device.
+    """Run `call` on the inner tensors of the arguments; returns its results as tensors on the same device.
 
     Raises `RuntimeError` where arguments are on different devices, or the host would have to wait amid a capture.
     """
@@ -171,7 +171,7 @@ def copy_to(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
 
 
 def _wait_for_data(name: str, args: Any, leaves: list[Any], operand: CudaTensor) -> bool:
-    """Whether a shape depends on data. Notes this hidden wait, and that for indices on the host. Raises as `run`."""
+    """True if a shape depends on data. Records this hidden wait, and that for indices on the host. Raises as `run`."""
     devices, index = operand.devices, int(operand.device.index)
     indices = tree_leaves(args[1]) if name in _INDEXING else []
     depends = name in _SHAPE_DEPENDS_ON_DATA or any(_is_mask(leaf) for leaf in indices)

@@ -1,4 +1,4 @@
-"""What fails on a GPU, or computes something else there, is left out with one line; the tokens are those of a CPU."""
+"""A kernel or graph that fails or errs on a GPU is left out with one line; the tokens are those of a CPU."""
 
 from __future__ import annotations
 

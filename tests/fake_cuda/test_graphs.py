@@ -61,7 +61,7 @@ def test_workers_capture_few_graphs_in_one_pool_and_leave_other_threads_alone(ve
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_graphs_reserve_little_memory(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By arithmetic: what captures leave, the most that one of them needs meanwhile, and what lies inside operators."""
+    """Adds up the memory that captures keep, the most that one needs meanwhile, and the operators' own workspace."""
     kept, most, max_model_len = 0, 0, 32_768
     prepare = ModelRunner.prepare
 

@@ -1,4 +1,4 @@
-"""The fake GPUs themselves: they are as strict, and as forgetful of other devices, as real ones."""
+"""The fake GPUs themselves: as strict as real ones, also about work of another device in a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many operations a pass launches: what a change of a network costs or gains on a GPU is seen here first."""
+"""The number of operations that a pass launches, which first shows what a change costs or gains on a GPU."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ def test_passes_that_are_not_captured_have_no_misaligned_mask() -> None:
                 model.prefill([1] * length, cache)
                 forward(model, [1, 2], cache)
             assert part.kernels
-            assert not misaligned(part), f"behind a prompt of {length} tokens"
+            assert not misaligned(part), f"after a prompt of {length} tokens"

@@ -1,4 +1,4 @@
-"""On a GPU the tokens are those that the host would choose, whenever the GPU does its work: streams may run late."""
+"""Tokens on a GPU are those that the host would choose, however late its streams run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a worker from starting on a GPU is one line, before weights are read where it can be known by then."""
+"""A worker that cannot start on a GPU says so in one line, if possible before it reads weights."""
 
 from __future__ import annotations
 

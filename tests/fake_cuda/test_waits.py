@@ -1,4 +1,4 @@
-"""How often the host waits for a GPU in a pass or a step of a draft, and how much comes to it."""
+"""The number of waits of the host for a GPU in a pass or a draft's step, and the bytes that are copied to it."""
 
 from __future__ import annotations
 
@@ -231,14 +231,14 @@ def test_a_pass_that_is_not_captured_stops_the_host_once() -> None:
     assert sum(stops(part)) == 1
 
 
-# While a worker waits, its other threads run; and it does not wait for ever
+# Other threads run while a worker waits, and the wait has a deadline
 
 PATIENCE_SECONDS = 60.0
 
 
 @pytest.mark.usefixtures("threads_switch_only_when_one_waits")
 def test_other_threads_run_while_the_host_waits_for_the_device() -> None:
-    """A query of an event does not let them. Here the device is done once another thread has run."""
+    """A query of an event would block them. Here the device is done once another thread has run."""
     gate, has_run, gave_up = threading.Lock(), threading.Lock(), []
     gate.acquire()
     has_run.acquire()

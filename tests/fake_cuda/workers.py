@@ -1,4 +1,4 @@
-"""What the workers do with their models, for candidates and verdicts that a test makes up."""
+"""The workers' calls of their models, for candidates and verdicts that a test makes up."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SLOWNESS = 25
 
 
 class DrafterFails(Exception):  # noqa: N818 - an event
-    """Amid one of its actions."""
+    """The drafter fails in one of its actions."""
 
 
 class Killed(BaseException):
@@ -192,7 +192,7 @@ class DraftProcess:
         )
 
     def _passes(self, deadline_ns: int) -> bool:
-        """A draft that waits although it could work sleeps; one that has nothing to do is woken by what arrives."""
+        """A draft that has work sleeps for the whole wait; an idle one is woken by the next message."""
         if self._worker is not None and self._worker.working:
             self.world.draft.ahead_ns += max(0, deadline_ns - self.world.draft.ns)
         return False
@@ -226,7 +226,7 @@ class Drafts:
     quality: float
     silence: float
     passes: Callable[[int], bool]
-    """Whether the target sleeps until then, or until a message comes."""
+    """True if the target sleeps until this time or the next message."""
     process = is_here = can_repeat = True
     _process: DraftProcess | None = None
 
@@ -237,7 +237,7 @@ class Drafts:
         return True
 
     def connect(self) -> End:
-        """To a process that is there as soon as it is asked for."""
+        """Connect to a new process, which runs at once."""
         nonce = self.world.random.getrandbits(64)
         self._process = DraftProcess(self, nonce)
         return self.wires.target_end(nonce, self.passes)

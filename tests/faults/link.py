@@ -1,7 +1,7 @@
 """Two one-way channels of real frames, and an end of theirs for each process that listens or connects.
 
-Whoever holds the other end receives what is on its way, also from a life that is over: only what the frames say tells
-them apart.
+The other end receives all frames that are on their way, also those of an earlier incarnation, which it can tell only by
+their fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 
-from faults.weather import ECHO_OF_A_LIFE, TO_DRAFT, TO_TARGET, Weather
+from faults.weather import ECHO_OF_INCARNATION, TO_DRAFT, TO_TARGET, Weather
 from faults.world import Side, World
 
 from amusd.errors import PeerLostError
@@ -21,9 +21,9 @@ from amusd.transport.base import Transport
 MAX_COPY_MS = 50
 NUM_ECHOED = 12
 MAX_ECHO_MS = 150
-"""Longest time for which frames of one life are heard after the next one has begun."""
+"""Longest time in ms for which frames of one incarnation arrive after the next one has begun."""
 HANG_UP_MS = (2, 30, 200)
-"""Longest times until a side knows that the other is gone."""
+"""Longest times in ms until a side knows that the other is gone."""
 LATENCY_NS = 1_000
 
 
@@ -53,7 +53,7 @@ class Channel:
             if end.nonce in self._over:
                 end.peer_gone()
             for frame in self._before:
-                if self._weather.hits(ECHO_OF_A_LIFE):
+                if self._weather.hits(ECHO_OF_INCARNATION):
                     self._arrive_within(MAX_ECHO_MS, frame)
 
     def send(self, frame: bytes) -> None:
@@ -62,7 +62,7 @@ class Channel:
             self._travel(frame)
 
     def hang_up(self, nonce: int) -> None:
-        """Nothing will come any more: news that arrives before what is on its way, or behind it."""
+        """Tell the peer that no further frame is sent; this may arrive before or after frames that are on their way."""
         self._world.plan(self._world.between(0.5, self._world.random.choice(HANG_UP_MS)), lambda: self._hung_up(nonce))
 
     def _hung_up(self, nonce: int) -> None:
@@ -161,7 +161,7 @@ class End(Transport):
 
 
 class AnySession(End):
-    """Takes every session's frames once its own has begun: so that incarnations have to hold by themselves."""
+    """Takes the frames of every session once its own has begun, so that only incarnations tell them apart."""
 
     begun = False
 

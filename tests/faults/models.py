@@ -1,7 +1,7 @@
-"""A target whose next token is a hash of the whole prefix, and drafters that know it as often as they are told to.
+"""A target whose next token is a hash of the whole prefix, and drafters that know it with a given probability.
 
-Nothing here computes anything: a pass and a step take virtual time alone. What a token was drafted from is kept as the
-64-bit hash of that prefix, the ghost, which never travels.
+No model is computed: passes and steps take virtual time alone. Each drafted token has a ghost, the 64-bit hash of the
+prefix that it was drafted from; ghosts are in no message.
 """
 
 from __future__ import annotations
@@ -126,22 +126,22 @@ def _dice(prefix: int, purpose: int) -> float:
     return (prefix_hash.extend(prefix ^ (purpose << 32), purpose) >> 11) % (1 << 20) / (1 << 20)
 
 
-def guess(prefix: int, quality: float, life: int) -> int:
-    """The target's own token with probability `quality`; each life of a draft errs in its own way."""
-    right, own = next_token(prefix), prefix ^ (life << 24)
+def guess(prefix: int, quality: float, incarnation: int) -> int:
+    """The target's token with probability `quality`; each incarnation of a draft makes other mistakes."""
+    right, own = next_token(prefix), prefix ^ (incarnation << 24)
     return right if _dice(own, 1) < quality else (right + 1 + own % (VOCAB_SIZE - 1)) % VOCAB_SIZE
 
 
 class HashDrafter(Drafter):
-    """Has the target's token among its guesses, and first, with probability `quality`; sometimes it says nothing."""
+    """Guesses the target's token, as the first one with probability `quality`; sometimes it guesses nothing."""
 
     WEIGHTS = (0.7, 0.2, 0.06)
 
-    def __init__(self, spend: Spend, quality: float, silence: float, life: int) -> None:
+    def __init__(self, spend: Spend, quality: float, silence: float, incarnation: int) -> None:
         self._spend = spend
         self._quality = quality
         self._silence = silence
-        self._life = life
+        self._incarnation = incarnation
         self._hashes: dict[Node, int] = {}
         """Hash of the prefix that ends with each offered or computed node, as it was first asked for."""
 
@@ -159,7 +159,7 @@ class HashDrafter(Drafter):
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
         value, found = hashes_of([*self.committed, *path])[-1], []
         while len(found) < room and _dice(value, 2) >= self._silence:
-            found.append(guess(value, self._quality, self._life))
+            found.append(guess(value, self._quality, self._incarnation))
             value = prefix_hash.extend(value, found[-1])
         return found
 
@@ -194,7 +194,7 @@ class HashDrafter(Drafter):
     def _guesses(self, prefix: int) -> Guesses:
         if _dice(prefix, 2) < self._silence:
             return ()
-        right, own = next_token(prefix), prefix ^ (self._life << 24)
+        right, own = next_token(prefix), prefix ^ (self._incarnation << 24)
         others = [token_id for token_id in range(VOCAB_SIZE) if token_id != right]
         first = own % len(others)
         guesses = (others[first:] + others[:first])[: self.fan_out]

@@ -40,14 +40,14 @@ class Asked:
     policy: Policy
     num_tokens: int
     cancelled_after: int | None = None
-    """Tokens; None: never."""
+    """Number of tokens; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     calm_after: int | None
     bare: bool
-    """Prefix hash and nonce are switched off: epochs, numbers and incarnations alone keep lives and chains apart."""
+    """Without prefix hash and nonce: epochs, numbers and incarnations alone keep old messages from new ones."""
     max_num_seqs: int
     arrival: float
     """Probability that the next request comes before a step, while others are at work."""
@@ -58,7 +58,7 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """With an odd seed the faults end, and the first answer is long enough to show what comes then."""
+    """With an odd seed the faults end, and the first answer is long enough to show the time after them."""
     draw, live = random.Random(f"scenario {seed}"), seed % 2 == 1
     max_num_seqs = draw.randint(1, MAX_NUM_SEQS)
     requests = [_asked(draw, live=live) for _ in range(max_num_seqs + draw.randint(0, 3))]
@@ -107,7 +107,7 @@ class Report:
     log: str
     counts: Counter[str]
     passes_to_accept: int | None
-    """After the last fault; None where faults did not end, or the target had given up on drafts."""
+    """Passes after the last fault; None if faults did not end or the target had given up on drafts."""
 
 
 @dataclass(eq=False)
@@ -228,7 +228,7 @@ class Simulation:
             answer.num_accepted_before = answer.sequence.metrics.num_accepted
 
     def _is_live_again(self, worker: WatchedTarget, answer: Answer) -> bool:
-        """Whether, after the last fault, this answer has just had its first candidate accepted."""
+        """True if this answer has just had its first candidate accepted after the last fault."""
         if not self._is_calm or answer.is_live:
             return False
         num_passes = worker.num_passes - answer.watched_from

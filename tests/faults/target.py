@@ -1,4 +1,4 @@
-"""The real target worker, watched: what is committed, what is evaluated, and how long it waits."""
+"""The real target worker under watch: its committed tokens, its evaluated tokens, and its waits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WatchedClient(DraftClient):
 
     def _receive_candidate(self, message: Candidate) -> None:
         if message.incarnation != self.connection.incarnation:
-            self.world.counts["candidate of an earlier life"] += 1
+            self.world.counts["candidate of an earlier incarnation"] += 1
         elif message.sequence_id not in self._sequences:
             self.world.counts["candidate of an earlier answer"] += 1
         else:

@@ -25,7 +25,7 @@ MUST_HAPPEN = {
     "stale candidate",
     "stale verdict",
     "end of a sequence lost",
-    "candidate of an earlier life",
+    "candidate of an earlier incarnation",
     "candidate of an earlier answer",
     "reception taken",
     "reception stale",

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from faults.world import Side, World
 
 FRAME_FAULTS = ("lose", "duplicate", "echo", "reorder", "delay", "corrupt", "truncate")
-ECHO_OF_A_LIFE = "echo of a life"
-"""A life begins, and hears the last frames to the one before it once more, or is heard together with them."""
+ECHO_OF_INCARNATION = "echo of an incarnation"
+"""When an incarnation begins, the last frames of the one before arrive once more, in either direction."""
 STRIKES = ("partition", "partition one way", "pause target", "pause draft", "slow draft", "target clock", "draft clock")
 ENDINGS = ("crash", "fail", "cut")
-"""The process is killed; its drafter raises an error, which it reports; the link ends though both sides live."""
-FAULTS = (*FRAME_FAULTS, ECHO_OF_A_LIFE, *STRIKES, *ENDINGS)
+"""The process is killed; its drafter raises an error, which it reports; the link ends though both sides run."""
+FAULTS = (*FRAME_FAULTS, ECHO_OF_INCARNATION, *STRIKES, *ENDINGS)
 
 TO_TARGET, TO_DRAFT = "to target", "to draft"
 
@@ -38,7 +38,7 @@ class Weather:
         draw = self.world.random
         self.rates = {
             **{name: draw.choice((0.02, 0.05, 0.15)) for name in FRAME_FAULTS if draw.random() < 0.5},
-            **{name: 0.5 for name in (ECHO_OF_A_LIFE,) if draw.random() < 0.5},
+            **{name: 0.5 for name in (ECHO_OF_INCARNATION,) if draw.random() < 0.5},
             **{name: draw.choice((1, 3)) for name in STRIKES if draw.random() < 0.5},
             **{name: draw.choice((0.001, 0.004, 0.01)) for name in ENDINGS if draw.random() < 0.4},
         }
@@ -46,7 +46,7 @@ class Weather:
         self._plan_strike()
 
     def calm(self) -> None:
-        """From now on nothing goes wrong any more; what was stopped goes on, what was held up is delivered."""
+        """End all faults: stopped processes go on, and delayed frames are delivered."""
         self.world.note("calm")
         self.rates = {}
         self.slow_until_ns = self.draft_stopped_until_ns = self.target_stops_for_ns = 0
@@ -62,7 +62,7 @@ class Weather:
     # One-way partitions
 
     def blocks(self, direction: str, send: Callable[[], None]) -> bool:
-        """Whether nothing gets through; `send` then happens when the partition is over, or never."""
+        """True if nothing gets through; then `send` is called when the partition is over, or never."""
         if self._blocked_until_ns[direction] <= self.world.now_ns:
             return False
         self.world.happened("partitioned")

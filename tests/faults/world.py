@@ -1,4 +1,4 @@
-"""Virtual time: what is going to happen, in order, and a clock for each side. One seed decides everything."""
+"""Virtual time: planned events in order, and a clock for each side. One seed decides everything."""
 
 from __future__ import annotations
 

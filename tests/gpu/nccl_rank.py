@@ -1,6 +1,6 @@
 """A second rank of a small model, as a process: `nccl_rank.py FOLDER DEVICE BACKEND CAPTURES NUM_COMMANDS`.
 
-It follows; with NUM_COMMANDS, it obeys so many commands and kills itself at the next one.
+It follows rank 0. With NUM_COMMANDS, it obeys this many commands and kills itself at the next one.
 """
 
 from __future__ import annotations

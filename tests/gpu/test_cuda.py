@@ -87,7 +87,7 @@ def test_graphs_choose_what_passes_computed_anew_choose(folder: Path, fixed: boo
 
 @contextmanager
 def nothing_asked_of_the_device() -> Iterator[None]:
-    """What waits for the device inside raises."""
+    """An operation inside that waits for the device raises."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -51,7 +51,7 @@ for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE"):
         is_uniform = GPUModelRunner._is_uniform_decode(max(lengths), 5, sum(lengths), len(rows))
         print(mode, dispatcher.dispatch(sum(lengths), uniform_decode=is_uniform)[0].name, sum(lengths))
 """
-"""Says which graphs vLLM replays for a small batch and a large one, and for how many rows of a pass."""
+"""A program that prints which graph vLLM replays for a small and a large batch, and the rows of the pass."""
 
 pytestmark = [
     pytest.mark.long,

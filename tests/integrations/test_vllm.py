@@ -1,4 +1,4 @@
-"""vLLM's proposer, driven by a runner that keeps rows as vLLM does, and by a draft that computes when it is let."""
+"""vLLM's proposer with a runner that keeps rows as vLLM does, and a draft that steps when a test says so."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ TEXTS = {prompt: continuation(prompt) for prompt in PROMPTS}
 
 
 class Drafts:
-    """Lives of a draft in this thread, over a link of real frames: `let(n)` has it take up to n steps."""
+    """Incarnations of a draft in this thread, over a link of real frames; `let(n)` runs up to n steps of the draft."""
 
     process = is_here = can_repeat = True
     chains: tuple[str, ...] = ()
 
     def __init__(self, model: TableModel = MODEL) -> None:
         self._model = model
-        self._num_lives = 0
+        self._incarnation = 0
         self.is_there = True
         self.worker: DraftWorker | None = None
         self.its: MemoryTransport | None = None
@@ -77,11 +77,11 @@ class Drafts:
     def connect(self) -> Transport | None:
         if not self.is_there:
             return None
-        self._num_lives += 1
+        self._incarnation += 1
         own, self.its = memory_pair()
         drafters = {"hf": [TableTreeDrafter(self._model) for _ in range(MAX_NUM_SEQS)]}
-        self.worker = DraftWorker(self.its, drafters, self._num_lives, Recorder("draft"))
-        self.its.send(DraftHello(self._num_lives, "", ("hf",), self.chains, 7))
+        self.worker = DraftWorker(self.its, drafters, self._incarnation, Recorder("draft"))
+        self.its.send(DraftHello(self._incarnation, "", ("hf",), self.chains, 7))
         return own
 
     def ended(self, _timeout: float, /) -> None:
@@ -251,7 +251,7 @@ def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
 
 
 @pytest.mark.parametrize(("rows_per_step", "is_ready"), [(1, False), (VOCAB_SIZE, True)])
-def test_a_tree_has_a_candidate_ready_behind_a_token_that_the_draft_did_not_expect(
+def test_a_tree_has_a_candidate_ready_after_a_token_that_the_draft_did_not_expect(
     rows_per_step: int, is_ready: bool
 ) -> None:
     runner = Runner(PROMPTS[0], drafts=Drafts(STRANGER), rows_per_step=rows_per_step)
@@ -439,7 +439,7 @@ def test_a_late_draft_is_kept_and_told_all_at_once() -> None:
         runner.run()
         runner.seconds += QUIET_SECONDS
     runner.drafts.let(9)
-    runner.run()  # hears it, and tells it the text
+    runner.run()  # receives its hello, and sends it the text
     runner.drafts.let(9)
     runner.run()
     assert len(runner.proposed[0]) == NUM_CANDIDATES
@@ -447,7 +447,7 @@ def test_a_late_draft_is_kept_and_told_all_at_once() -> None:
 
 
 class WaitedFor(Drafts):
-    """Its link lets the draft work while the runner waits, a step each 4 ms."""
+    """A draft that makes a step each 4 ms while the runner waits for its link."""
 
     runner: Runner
 
@@ -504,7 +504,7 @@ PATIENT = {"wait_ms": 60_000, "min_chance": 0.0}
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that gets no processor for a while is waited for."""
+    """Makes the proposer wait long for a draft that gets no processor for a while."""
     monkeypatch.setattr(vllm, "QUIET_SECONDS", 60.0)
 
 

@@ -64,7 +64,7 @@ def run(command: list[str], folder: Path, **variables: str) -> subprocess.Comple
 
 @contextmanager
 def begun(command: list[str], folder: Path, **variables: str) -> Iterator[subprocess.Popen[Any]]:
-    """A process whose answer has begun, and cannot end before somebody reads its standard output.
+    """A process whose answer has begun, and which cannot end until its standard output is read.
 
     That is a `full_pipe`.
     """

@@ -1,4 +1,4 @@
-"""What `launch/slurm.sh` and the pods of `launch/kubernetes/` start, in clusters that are played: none is here."""
+"""The commands that `launch/slurm.sh` and the pods of `launch/kubernetes/` start, in simulated clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which cores, threads and devices."""
+"""The cores, threads and devices of each worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`amusd draft` and targets that come to it: exact, whoever is killed; and who is refused in a line, at once."""
+"""`amusd draft` and its targets: exact whichever process is killed; a refusal is one line, at once."""
 
 from __future__ import annotations
 

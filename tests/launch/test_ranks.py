@@ -1,4 +1,4 @@
-"""Several ranks of the target on one machine: the same tokens as one rank, and what a death does."""
+"""Several ranks of the target on one machine: the tokens of one rank, and the effect of a death."""
 
 from __future__ import annotations
 

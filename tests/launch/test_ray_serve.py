@@ -1,4 +1,4 @@
-"""Many engines: what Ray is told, without Ray; and, where Ray is installed, all of it with tiny models (long)."""
+"""Many engines under Ray: the calls of Ray, without Ray; and with Ray installed, tiny models (long)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole thing as a user runs it: two processes, the embedded pair, and what can happen to them."""
+"""The commands as a user runs them: two processes, the embedded pair, and faults."""
 
 from __future__ import annotations
 

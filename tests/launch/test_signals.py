@@ -1,4 +1,4 @@
-"""How a process that a signal asks to end does so: with its exit code, in time, and without a page of text."""
+"""A process ends on a signal with the right exit code, in time, and without a page of text."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ end_with_parent()
 os.write(writing, b"1")
 time.sleep(20)
 """
-    # which waits until nobody can write to its pipes any more
+    # which waits until no process can write to its pipes
     done = end_of(program, str(Path(__file__).parents[2]))
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, [f"KeyboardInterrupt: {int(signal.SIGTERM)}"])
 
 
 @pytest.mark.parametrize("sleeps", ["time.sleep(60)", "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"])
 def test_a_process_that_does_not_come_back_is_ended(sleeps: str) -> None:
-    """Python's handler does not run in a C function that goes on, nor does what catches `KeyboardInterrupt` end."""
+    """Python's handler does not run within a C function, and code that catches `KeyboardInterrupt` goes on."""
     program = f"""
 import hashlib, os, threading, time
 timer = threading.Timer(0.5, os.kill, (os.getpid(), {int(signal.SIGINT)}))

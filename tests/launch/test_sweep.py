@@ -1,4 +1,4 @@
-"""The folder of a run, and a sweep by Hydra: one engine for jobs that are alike, a folder for each, and going on."""
+"""A run's folder, and sweeps by Hydra: one engine for similar jobs, a folder for each, and resuming."""
 
 from __future__ import annotations
 

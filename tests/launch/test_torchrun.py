@@ -1,4 +1,4 @@
-"""torchrun's processes on one machine: who they are, what is refused, where they meet, and the pair's answer."""
+"""torchrun's processes on one machine: their roles, refusals, meeting place, and the pair's answer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_each_machine_gives_its_own_gpus_to_its_ranks(
 
 @pytest.fixture
 def ranks_meet(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
-    """What `launch.run.run` does as this rank of two on one machine, all in this process."""
+    """Returns a function that runs `launch.run.run` in this process as a rank of two on one machine."""
     store = HashStore()
     monkeypatch.setattr("torch.distributed.rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
     monkeypatch.setattr("launch.run.set_environment", lambda _num_threads: None)
@@ -127,7 +127,7 @@ def test_a_run_that_is_over_at_once_leaves_no_folder_and_no_rank_that_waits(
 
 
 def meet_apart(monkeypatch: pytest.MonkeyPatch, host: str) -> tuple[RunConfig, Rendezvous]:
-    """As rank 0 of two machines, whose own address is `host`."""
+    """Rendezvous as rank 0 of two machines; its own address is `host`."""
     monkeypatch.setattr("launch.run.address_towards", lambda _: host)
     config = RunConfig(
         transport=TransportConfig(address="tcp://first:29501", insecure=True),

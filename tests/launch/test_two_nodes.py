@@ -1,4 +1,4 @@
-"""Two nodes that a cable connects: ranks of the target under torchrun, or `amusd draft`; and what can happen."""
+"""Two nodes that a cable connects: ranks of the target under torchrun, or `amusd draft`; and faults."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def run(*command: str, folder: Path, **variables: str) -> subprocess.CompletedPr
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what an installation adds; what it depends on is read from here."""
+    """A folder with what an installation adds; its dependencies are those of this environment."""
     folder = tmp_path_factory.mktemp("installed")
     for name in SOURCES:
         source, copy = ROOT / name, folder / "source" / name

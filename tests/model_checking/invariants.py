@@ -1,4 +1,4 @@
-"""The invariants of every state and every step of the model. Each breach is a name and what is wrong."""
+"""The invariants of every state and every step of the model. Each breach is a name and a description."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Invariants:
         for node in target.tree:
             prefix = target.committed + node.path[:-1]
             if node.drafted_from != prefix:
-                yield "I6", f"{node.path[-1]} was drafted from {node.drafted_from}, stands behind {prefix}"
+                yield "I6", f"{node.path[-1]} was drafted from {node.drafted_from}, stands after {prefix}"
         if not self._finishes_alone(target):
             yield "L1", "the target cannot finish without the draft"
 

@@ -4,18 +4,18 @@ Written from the rules in `docs/protocol.md` and on its own: it shares no code w
 ties the two together. With a `fan_out` of 1 the draft's tree is a chain.
 
 What it leaves out, and why nothing is lost by that
-    the prompt      Position 0 is the first token behind it.
+    the prompt      Position 0 is the first token after it.
     the text        The target's own token is 0 everywhere, and every other value is wrong. Tokens are compared with
                     others of the same position alone, so any text can be renamed to this one, position by position.
                     Whether a token stands where it belongs is told by its ghost, at which no rule looks.
-    the hash        It is off: numbers have to suffice.
+    the hash        It is off, so that numbers alone must suffice.
     weights         A pass verifies any path of the tree, so also the likeliest. One over several paths commits what one
                     over the right one of them does; and I6 is asked of the whole tree.
     late ones       A candidate that is judged in the place of the bonus token changes no token, only how it is counted.
     `more`, sizes   The draft may offer what it has, or nothing, whenever it likes.
     death           A dead draft is one that takes no more steps. `Open` is part of `attach`, as a draft that gets it
                     late is one that begins late.
-    the end         Nothing is verified behind it, so that nothing follows it here.
+    the end         Nothing after it is verified, so the model has nothing after it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Node(NamedTuple):
     number: int
     """0: the draft has not offered it yet."""
     path: Values
-    """The values behind the committed prefix that lead to it, its own last."""
+    """The values after the committed prefix that lead to it, its own last."""
     drafted_from: Values
 
 
@@ -108,8 +108,8 @@ class Bounds:
     max_nodes: int = 9
     """Most nodes of the draft's tree at a time."""
     vocab_size: int = 2
-    max_lives: int = 2
-    """Lives of the draft, the first included."""
+    max_incarnations: int = 2
+    """Most incarnations of the draft, the first included."""
     max_epoch: int = 1
     """Losses can raise epochs without end; steps beyond this one are not followed."""
     max_in_flight: int | None = 1
@@ -167,9 +167,11 @@ class ProtocolModel:
             for channel in self._sent(to_draft, verdict):
                 yield Step("target sends", verdict, State(target, draft, to_target, channel))
             yield Step("target detaches", None, State(self.detach(target), draft, to_target, to_draft))
-        if target.incarnation < self.bounds.max_lives:
+        if target.incarnation < self.bounds.max_incarnations:
             attached = self.attach(target)
-            yield Step("target attaches a new life", None, State(attached, self.open(attached), to_target, to_draft))
+            yield Step(
+                "target attaches a new incarnation", None, State(attached, self.open(attached), to_target, to_draft)
+            )
 
     def steps_alone(self, target: Target) -> Iterator[tuple[str, Target]]:
         """The steps that the target takes without the draft."""
@@ -180,7 +182,7 @@ class ProtocolModel:
                 yield "target begins", begun
 
     def without_spent(self, state: State) -> State:
-        """Without messages that change nothing now, nor ever again: numbers, epochs, bases and lives only go up."""
+        """Remove messages that can change nothing any more: numbers, epochs, bases and incarnations only grow."""
         target, draft, to_target, to_draft = state
         spent = [candidate for candidate in to_target if self.is_spent(target, candidate)]
         old = [verdict for verdict in to_draft if not self.is_news(draft, verdict)]
@@ -247,7 +249,7 @@ class ProtocolModel:
             yield target._replace(block=path)
 
     def choose(self, target: Target) -> Values:
-        """What the pass commits: what it accepts, then one token of the target's own where it has scored one."""
+        """The tokens that the pass commits: the accepted ones, then the target's own if it has scored one."""
         assert target.block is not None
         num_accepted = num_equal(target.block, (0,) * len(target.block))
         return (0,) * min(num_accepted + 1, self.room(target))

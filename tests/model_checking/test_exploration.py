@@ -15,7 +15,7 @@ EVERY_ACTION = {
     "target commits",
     "target sends",
     "target detaches",
-    "target attaches a new life",
+    "target attaches a new incarnation",
     "draft proposes",
     "draft offers",
     "draft hears",

@@ -28,7 +28,7 @@ REFUSED = "refused"
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
 def model(request: pytest.FixtureRequest) -> ProtocolModel:
     """Losses, and so new epochs, are left to the chain: a tree has too many states."""
-    return ProtocolModel(Bounds(fan_out=request.param, max_nodes=2, max_lives=1, max_epoch=2 - request.param))
+    return ProtocolModel(Bounds(fan_out=request.param, max_nodes=2, max_incarnations=1, max_epoch=2 - request.param))
 
 
 class Reached(NamedTuple):
@@ -168,7 +168,7 @@ def draft_session(model: ProtocolModel, draft: Draft) -> DraftSession:
     return session
 
 
-# What a session does, and what it is then: all of the model's state but the ghosts
+# A session's actions, and its state after them: all of the model's state but the ghosts
 
 
 def received(session: TargetSession, candidate: protocol_model.Candidate) -> object:

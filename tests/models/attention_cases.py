@@ -1,4 +1,4 @@
-"""Sequences as chains or trees, their passes in any layout, and what a row must be whatever the layout.
+"""Sequences as chains or trees, passes over them in any layout, and the expected rows, which depend on no layout.
 
 A pass is laid out at random: slots, order of rows, padded rows, order of paths, width of the table. What no row may
 read holds NaN (slots) or a number far out of range (entries of tables and branches).
@@ -49,7 +49,7 @@ class Tokens:
     def depth(self) -> int:
         return max(len(self.path(node)) for node in range(len(self.parents)))
 
-    def leaf_behind(self, node: int, rng: random.Random) -> int:
+    def leaf_below(self, node: int, rng: random.Random) -> int:
         while children := [child for child, parent in enumerate(self.parents) if parent == node]:
             node = rng.choice(children)
         return node
@@ -63,7 +63,7 @@ class Tokens:
 
 def random_tokens(rng: random.Random, shape: Shape, length: int, num_nodes: int, *, tree: bool) -> Tokens:
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
-    first = 0 if length else 1  # behind no token a tree has one root
+    first = 0 if length else 1  # a tree that follows no token has one root
     parents: list[int | None] = [None]
     for node in range(1, num_nodes):
         choices = [*range(node), *([] if first else [None])]
@@ -111,7 +111,7 @@ def lay_out(
             positions[index, row] = -1 if node is None else tokens.length + len(tokens.path(node)) - 1
             if node is not None:
                 query[index, row] = tokens.queries[node]
-                row_paths[index, row] = paths[tokens.leaf_behind(node, rng)]
+                row_paths[index, row] = paths[tokens.leaf_below(node, rng)]
         placed.append(rows)
     scaling = like.shape[2] ** -0.5
     return (query, cached[0], cached[1], table, lengths, branches, row_paths, positions, scaling), placed

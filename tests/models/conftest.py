@@ -32,7 +32,7 @@ def interpreter() -> Iterator[TritonProcess]:
 
 @pytest.fixture(scope="package")
 def plain_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with a tokenizer that nothing is wrong with."""
+    """A checkpoint with an intact tokenizer."""
     folder, tokenizer = tmp_path_factory.mktemp("plain"), tiny.byte_tokenizer()
     tiny.save_checkpoint(folder, tiny.tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=False), tokenizer)
     return folder

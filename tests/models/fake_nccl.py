@@ -12,7 +12,7 @@ DEADLINE_SECONDS = 20.0
 
 
 class FakeNccl:
-    """Ranks that all send the same. Its kernels end when it is aborted, and an abort waits for graphs.
+    """A group whose ranks all send the same. Its kernels end on an abort, which waits for graphs.
 
     As in torch, each exchange takes a lock that an abort holds until it returns.
     """
@@ -24,7 +24,7 @@ class FakeNccl:
         self.num_aborts = 0
 
     def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Mock | None:
-        """As torch's, it returns work to wait for only with `asyncOp`."""
+        """Returns work to wait for only with `asyncOp`, as torch does."""
         if options.asyncOp:  # the first, whose result is not used
             return Mock()
         with self._mutex:

@@ -1,4 +1,4 @@
-"""Decoding in passes over several paths: the right tokens among wrong ones, in any track."""
+"""Decode in passes over several paths, in which any track may hold the right tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tree_rows(token_ids: list[int], prefix: npt.NDArray[np.int64], paths: list[l
 
 @dataclass
 class RandomPaths:
-    """Rows of one pass: a path of right tokens among wrong ones, wherever the tracks have room."""
+    """The rows of one pass: a path of right tokens between wrong paths, in random tracks."""
 
     token_ids: list[int]
     parents: list[int]
@@ -56,7 +56,7 @@ def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tr
 
 
 def decoded_both_ways(model: ModelRunner, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """[tokens, vocabulary] each: logits behind tokens from the 20th on, one after another, and in passes over paths."""
+    """Logits after each token from the 20th on, one at a time and in passes over paths: [tokens, vocabulary] each."""
     token_ids, start = random_ids(num_tokens), 20
     cache = prefilled(model, token_ids[:start], num_tokens + model.numerics.width)
     expected = [forward(model, [token_id], cache).logits[0].clone() for token_id in token_ids[start:]]
@@ -64,7 +64,7 @@ def decoded_both_ways(model: ModelRunner, num_tokens: int) -> tuple[Tensor, Tens
 
 
 def decode_in_paths(model: ModelRunner, token_ids: list[int], start: int, cache: KVCache | None = None) -> list[Tensor]:
-    """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track.
+    """Logits after each of `token_ids` from `start` on. Many of their rows were not in the first track.
 
     `cache`: one that holds the tokens before `start`, if there is one.
     """

@@ -1,4 +1,4 @@
-"""Small random checkpoints with the config.json of those that are published, in the words that those use."""
+"""Small random checkpoints with the keys of published config.json files."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_medusa_gives_the_scores_of_the_paper(
     check_logits(state.score(6, 5), medusa_scores(weights, features[5], num_blocks))
 
 
-def test_the_further_heads_of_medusa_go_on_behind_an_older_state(target: Path, tmp_path: Path) -> None:
+def test_the_further_heads_of_medusa_go_on_after_an_older_state(target: Path, tmp_path: Path) -> None:
     weights = medusa_weights()
     model = load_medusa(save_medusa(tmp_path / "draft", weights), target)
     state, features = model.new_state(), random(9, WIDTH, seed=1)

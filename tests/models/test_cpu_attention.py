@@ -75,7 +75,7 @@ def test_a_chain_gets_the_attention_of_the_definition(shape: tuple[int, int, int
 
 @settings(max_examples=10)
 @given(shared=st.integers(1, LONG - 60), rows=st.sampled_from([1, 5, 16]), seed=st.integers(0, 1000))
-def test_rows_of_a_tree_see_their_own_slots_behind_what_all_share(shared: int, rows: int, seed: int) -> None:
+def test_rows_of_a_tree_see_their_own_slots_after_what_all_share(shared: int, rows: int, seed: int) -> None:
     cache, rng = layer(), random.Random(seed)
     seen = torch.full((rows, LONG), -1)
     seen[:, :shared] = torch.arange(shared)

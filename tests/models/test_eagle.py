@@ -134,7 +134,7 @@ class ReferenceLayer:
 def eagle3_logits(
     weights: Weights, embedding: Tensor, features: Tensor, tokens: list[int], prefix: str = "midlayer", **flags: bool
 ) -> Tensor:
-    """Row t reads token t and feature t - 1: one of `features`, and behind those what row t - 1 gave."""
+    """Row t reads token t and feature t - 1, which is the output of row t - 1 once `features` ends."""
     count = 1 + max((int(name.split(".")[1]) for name in weights if name.startswith("layers.")), default=0)
     layers = [ReferenceLayer(weights, prefix if index == 0 else f"layers.{index}") for index in range(count)]
     states, logits = list(features), []
@@ -166,7 +166,7 @@ def eagle1_logits(weights: Weights, shared: Weights, features: Tensor, tokens: l
 
 TOKENS = [5, 96, 40, 3, 77, 12, 60, 8, 9, 20]
 NUM_TRUE = 6
-"""Tokens whose true features are there: the rows from token 7 on, three in all, read the network's own states."""
+"""Number of tokens with features of the target; the last three rows read the network's own states."""
 
 
 def chain_logits(model: ModelRunner, features: Tensor) -> Tensor:

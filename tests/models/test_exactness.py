@@ -36,7 +36,7 @@ class Plain:
     prompt: list[int]
     tokens: list[int]
     logits: Tensor
-    """[tokens, vocab]: those that chose the tokens."""
+    """[tokens, vocab]: the logits that chose the tokens."""
     cache: KVCache
 
     @property
@@ -44,7 +44,7 @@ class Plain:
         return [*self.prompt, *self.tokens[:-1]]
 
     def cache_of_prompt(self) -> KVCache:
-        """The cache, with the prompt without its last token; wrong keys and values lie behind it."""
+        """Returns a cache of the prompt without its last token; wrong keys and values follow in memory."""
         length = len(self.prompt) - 1
         self.cache.truncate(length)
         self.model.prefill([5] * len(self.tokens), self.cache)
@@ -98,7 +98,7 @@ def test_the_embedded_target_answers_sensibly(plain: Plain, embedded_folder: Pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
-def test_blocks_and_paths_behind_a_long_prompt_give_the_bits_of_plain_decoding(
+def test_blocks_and_paths_after_a_long_prompt_give_the_bits_of_plain_decoding(
     embedded_folder: Path, model_impl: str
 ) -> None:
     test_ragged_blocks_and_paths_give_the_bits_of_plain_decoding(

@@ -1,4 +1,4 @@
-"""What a pass writes for drafters is what transformers calls `hidden_states`, wherever its rows were computed."""
+"""The features that a pass writes for drafters are the `hidden_states` of transformers, however rows are laid out."""
 
 from __future__ import annotations
 

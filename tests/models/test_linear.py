@@ -1,6 +1,6 @@
 """Packed products: the same numbers as plain ones, for any shape, and for any row wherever it stands.
 
-Also those whose weights are packed in float16, which holds what comes in bfloat16.
+This includes weights packed in float16, which can hold those of bfloat16.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def layer(shape: tuple[int, int], dtype: torch.dtype, *, has_bias: bool) -> tupl
 
 
 def assert_within_rounding(result: Tensor, exact: Tensor, magnitude: Tensor) -> None:
-    """`magnitude`: the sum of the absolute values of what was added up; one rounding of the result on top."""
+    """`magnitude`: the sum of the absolute values of the terms; one rounding of the result is added."""
     assert result.shape == exact.shape
     epsilon = EPSILON[result.dtype]
     allowed = epsilon * exact.abs() + 64 * EPSILON[torch.float32] * magnitude

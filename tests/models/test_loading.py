@@ -1,4 +1,4 @@
-"""Which forward pass computes a model, what is refused, and how it is said: one line, before any weight is read."""
+"""The forward pass of each model, and refusals in one line before any weight is read."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_a_model_without_a_chat_template_says_so(template: str | None, folder: P
     assert lines[:-1] == [f"model {folder}: has no chat template (a base model?), so it is given prompts as they are"]
 
 
-# What is read of a checkpoint is what transformers makes of the same files
+# The values read from a checkpoint are those that transformers reads
 
 FIELDS = (
     "hidden_act", "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "rms_norm_eps",

@@ -1,4 +1,4 @@
-"""Passes over several paths behind one token: each row has the logits of its path alone (trees: `drafters`)."""
+"""Passes over several paths after one token: each row has the logits of its path alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -
 
 
 @pytest.mark.parametrize("replayed", [False, True], ids=["computed anew", "replayed"])
-def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool) -> None:
-    """Rows of a pass can be kept only right behind it, whatever kind of pass came in between."""
+def test_several_paths_after_wider_ones_have_the_logits_of_stock(replayed: bool) -> None:
+    """Rows of a pass can be kept only before the next pass, whatever its kind."""
     rule = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3) if replayed else FIXED
     stock, model = tiny.wrapped_pair("LlamaConfig", rule, capture=run_each_time if replayed else None)
     prompt = random_ids(10)

@@ -93,7 +93,7 @@ def load(folder: Path, *, fixed: bool = False, dtype: str = "float32") -> ModelR
     ("name", "dtype"), [("qwen3_5", "float32"), ("nemotron_h", "bfloat16"), ("kimi_linear", "bfloat16")]
 )
 def test_a_checkpoint_is_loaded_and_tried(name: str, dtype: str, tmp_path: Path) -> None:
-    """Both say of themselves that their attention cannot be replaced, and let it."""
+    """Some of these models declare that their attention cannot be replaced, though it can."""
     with logged() as lines:
         model = load(saved(tmp_path, name), dtype=dtype)
     assert (lines, model.network.is_recurrent, model.numerics.num_tracks) == ([], True, 1)
@@ -188,7 +188,7 @@ def test_a_pass_that_was_not_finite_leaves_no_state() -> None:
 
 @pytest.mark.parametrize(("budget", "num_kept"), [(0, 0), (1, 1), (2.5, 2), (9, 4)])
 def test_states_at_ends_of_prompts_are_kept_up_to_a_number_of_bytes(budget: float, num_kept: int) -> None:
-    """The newest prompts of all sequences count: a prompt of 150 tokens has two chunks on a CPU."""
+    """States of the newest prompts are kept; a prompt of 150 tokens has two chunks on a CPU."""
     text = text_of(random.Random(2), 200)
     one = our_model("lfm2")
     [state] = prefilled(one, text[:5], 10).history.states.values()

@@ -32,7 +32,7 @@ def attend(request: pytest.FixtureRequest) -> Attend:
         pytest.param(Shape(2, 2), (1, 130), 3, False, None, id="chains, a head for each"),
         pytest.param(Shape(6, 2, 24), (1, 126), 3, True, None, id="trees, three heads of 24 numbers in a group"),
         pytest.param(Shape(16, 1), (20,), 5, True, None, id="a tree in tiles of four rows"),
-        pytest.param(Shape(1, 1), (1300,), 2, True, None, id="a tree behind many splits"),
+        pytest.param(Shape(1, 1), (1300,), 2, True, None, id="a tree after many splits"),
         pytest.param(Shape(4, 1, 16, torch.bfloat16), (126,), 3, True, None, id="half precision"),
         pytest.param(Shape(2, 2), (1, 130), 3, False, Window(66), id="chains whose windows end in another block"),
         pytest.param(Shape(4, 2), (64, 190), 4, True, Window(2), id="trees, windows of two"),

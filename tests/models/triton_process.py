@@ -82,7 +82,7 @@ def _interpret() -> None:
 def _dot_in_order(_builder: Any, a: Any, b: Any, d: Any, _precision: Any, _imprecise: Any) -> Any:
     """The interpreter's `tl.dot`, as matrix units compute it: an element of the product has an order of its own.
 
-    NumPy's product has not: there a row's bits depend on its place among the rows. Nor does it know bfloat16.
+    In NumPy's product a row's bits depend on its place among the rows, and there is no bfloat16.
     """
     from triton.runtime.interpreter import TensorHandle
 

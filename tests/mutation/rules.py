@@ -108,7 +108,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "an older state is taken for the latest": ("score(self._feature, late)", "score(self._feature, 0)"),
         "the root's own row is one of the guesses": ("else 1\n", "else 0\n"),
         "features that are not there are seen": ("self._known[:position], self", "self._known[:position] | True, self"),
-        "a block leaves the features behind it": ("] = False  # overwritten", "] &= True  # overwritten"),
+        "a block keeps old features after its end": ("] = False  # overwritten", "] &= True  # overwritten"),
     },
     ("amusd/checkpoints/draft_layouts.py", "tests/models/test_block_models.py tests/models/test_eagle.py"): {
         "a block reads the layers below its own": ('"target_layer_ids" else 1)', '"target_layer_ids" else 0)'),
@@ -136,7 +136,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "if num_final == 0 or is_far or start in self.kept:",
             "if False:",
         ),
-        "candidates change the state behind the final rows": (
+        "candidates change the state after the final rows": (
             "= copied(self.state[layer])",
             "= self.state[layer]",
         ),
@@ -252,7 +252,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "waits in vain are never forgotten": ("        self._seconds *= FORGETTING\n", ""),
         "a stall counts in full": ("seconds = min(seconds, self.longest_seconds)", "seconds = seconds * 1"),
         "a stalled step is taken for the usual one": ("min(self._step_seconds or math.inf, step_", "max(0.0, step_"),
-        "candidates behind a rejected one count as tested": (
+        "candidates after a rejected one count as tested": (
             "(outcome.num_accepted < outcome.num_judged)",
             "(outcome.num_judged - outcome.num_accepted)",
         ),
@@ -304,7 +304,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py tests/protocol/test_sessions.py"): {
         "an opening with too many tokens is taken": ("not 1 <= len(opening.token_ids) <= opening.max_length", "False"),
         "a verdict may change what was committed": ("tuple(self._prefix.token_ids[verdict.start :]) !", "() and () !"),
-        "a verdict for an earlier life is taken in": ("and verdict.incarnation == self.opening.incarnation", ""),
+        "a verdict for an earlier incarnation is taken in": ("and verdict.incarnation == self.opening.incarnation", ""),
         "a chain says that it has ended, again and again": ("(self._said_no_more and not", "(not"),
     },
     ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
@@ -331,7 +331,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "nodes may stand at the last position": ("min(opening.max_length - 1,", "min(opening.max_length,"),
     },
     ("amusd/protocol/draft_tree.py", "tests/model_checking/test_transitions.py"): {
-        "the tree is kept behind a token that was not in it": (
+        "the tree is kept after a token that was not in it": (
             "node if is_foreseen else _root(",
             "node if True else _root(",
         ),
@@ -341,7 +341,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= max_steps", "False"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_sessions.py tests/protocol/test_fuzz.py"): {
-        "candidates of an earlier life are taken": ("and candidate.incarnation == self._incarnation", ""),
+        "candidates of an earlier incarnation are taken": ("and candidate.incarnation == self._incarnation", ""),
         "the draft still restarts when a verification has begun": (")\n        self._contradicted = False\n", ")\n"),
         "the end of the answer is not told": ("if ends or not self.remaining", "if not self.remaining"),
         "a block may fill the text": ("min(max_candidates, self.remaining - 1)", "min(max_candidates, self.remaining)"),
@@ -360,8 +360,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "what was committed is forgotten": ("nodes[node.number] = node\n            self.children", "self.children"),
         "the draft's own token is not compared with the committed one": ("] != node.token_id", "] is None"),
-        "a node without a parent hangs behind what is committed now": ("node.position = base ", "node.position = end "),
-        "an orphan hangs behind the base": ("(above is None and parent) or", ""),
+        "a node without a parent is placed after the committed text": ("node.position = base ", "node.position = end "),
+        "an orphan is placed after the base": ("(above is None and parent) or", ""),
     },
     ("amusd/protocol/candidate_tree.py", "tests/protocol/test_trees.py"): {
         "a node at the base of the draft is forgotten": ("if node.position >= base}", "if node.position > base}"),
@@ -451,7 +451,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "features are sent again with every verdict": ("            state.num_features = end\n", ""),
     },
     ("tests/model_checking/protocol_model.py", "tests/model_checking/test_exploration.py"): {
-        "I1: a token is taken back for a new life": ("committed=target.committed,", "committed=target.committed[:-1],"),
+        "I1: a new incarnation takes a token back": ("committed=target.committed,", "committed=target.committed[:-1],"),
         "I2: candidates are committed unjudged": (
             "return (0,) * min(num_accepted + 1, self.room(target))",
             "return (*target.block, 0)[: self.room(target)]",
@@ -460,7 +460,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "I5: two tokens of its own end a block": ("min(num_accepted + 1, self.room(target))", "(num_accepted + 2)"),
         "I6: nobody looks at the incarnation": (" and candidate.incarnation == target.incarnation", ""),
         "I6: what follows a rejected candidate is kept": (" and node.path[: len(values)] == values", ""),
-        "I6: an orphan hangs behind the text": (
+        "I6: an orphan is placed after the text": (
             "        else:\n            return target\n",
             "        else:\n            position = len(target.committed)\n",
         ),
@@ -480,7 +480,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/verifier.py", "tests/faults/test_simulation.py"): {
-        "tracks are counted from the row behind the first": (
+        "tracks are counted from the row after the first": (
             "tracks_at(session.committed_length - 1)",
             "tracks_at(session.committed_length)",
         ),
@@ -563,7 +563,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/draft_worker.py", "tests/runtime/test_features.py"): {
         "what comes together with the end is dropped": ("self._roll_back(sequence)  # a last", "pass  # a last"),
-        "features of another life are taken": (
+        "features for another incarnation are taken": (
             "sequence is not None and message.incarnation == self.incarnation",
             "sequence is not None",
         ),
@@ -727,7 +727,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a server that ends takes new requests": ("self.is_closing:\n            raise", "False:\n            raise"),
     },
     ("amusd/serving/service.py", "tests/serving/test_text.py"): {
-        "log-probabilities are of tokens behind no prompt": ("engine.engine.tokenizer, ids", "engine.engine.tokenizer"),
+        "log-probabilities are those without a prompt": (
+            "engine.engine.tokenizer, ids",
+            "engine.engine.tokenizer",
+        ),
     },
     ("amusd/serving/timeline.py", "tests/serving/test_pure.py"): {
         "stale candidates are told as taken": ('taken=event.reception == "taken"', "taken=True"),
@@ -812,7 +815,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "ranks wait though there is nothing to do": ('    store.set(ADDRESS, "")\n', ""),
     },
 }
-"""By file and the tests that must notice them: what is wrong, the text that is right, and the defect."""
+"""Maps a file and the tests that must notice to the defects: a name, the right text, the wrong text."""
 RULES = tuple(
     Rule(what, file, old, new, tests)
     for (file, tests), defects in DEFECTS.items()

@@ -53,7 +53,7 @@ def tree_of_links(folder: Path) -> Path:
 
 
 def is_killed(rule: Rule, tree: Path) -> bool:
-    """Whether the tests notice the defect. Raises `BrokenRuleError`."""
+    """True if the tests notice the defect. Raises `BrokenRuleError`."""
     text, file = mutated(rule), tree / rule.file
     link = file.readlink()
     file.unlink()

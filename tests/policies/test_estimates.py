@@ -1,4 +1,4 @@
-"""What a policy is told that is found from passes and steps: whether drafting pays, a row's cost, the next verdict."""
+"""Estimates from passes and steps for policies: whether drafting pays, a row's cost, the time of the next verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from amusd.policies.estimates import DEVIATIONS, DRAFT_ROW_SHARE, FORESEEN_MEMORY, RowCost, VerdictClock
 from amusd.policies.observer import FIRST_DRAFTING, FIRST_PAUSE, LATER_DRAFTING, DraftingSwitch
 
-# Whether drafting pays: found by trying, at little cost
+# Whether drafting pays is found by trying, at little cost
 
 
 class Pair:
@@ -64,7 +64,7 @@ def test_a_rest_grows_while_it_pays() -> None:
 
 
 def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
-    """This holds even where the quickest pass would allow it."""
+    """This holds even where the quickest pass would make a rest look worthwhile."""
     switch = DraftingSwitch()
     rests = []
     for number in range(4000):
@@ -109,7 +109,7 @@ def test_a_price_that_nothing_confirms_is_forgotten() -> None:
 
 
 def test_a_row_never_costs_more_than_a_pass_over_as_many_took() -> None:
-    """A first pass that was held up makes rows look dear; there is no other yet that it could be compared with."""
+    """A delayed first pass makes rows look dear until a second pass corrects it."""
     cost = RowCost()
     cost.add(8, 976_000_000)
     cost.add(1, 40_000_000)
@@ -120,7 +120,7 @@ def test_a_row_never_costs_more_than_a_pass_over_as_many_took() -> None:
 
 @pytest.mark.parametrize("rows", [1, 8, 16])
 def test_a_step_that_was_held_up_says_nothing_of_rows(rows: int) -> None:
-    """One of 300 ms among 200 of 5 ms: rows looked free or dear for 50 steps, and trees lost 5 % beside chains."""
+    """One step of 300 ms among 200 of 5 ms made rows look free or dear for 50 steps, which cost trees 5 %."""
     cost = RowCost(DRAFT_ROW_SHARE)
     for size in (1, 8, 16) * 20:
         cost.add(size, 4_000_000 + 400_000 * size)
@@ -137,16 +137,16 @@ def test_steps_that_stay_slow_are_no_stalls() -> None:
     assert cost.row_ns == pytest.approx(2_000_000, rel=0.01)
 
 
-# When a draft waits for a verdict: only for one that its next step would run into, and never for long
+# A draft waits only for a verdict that would interrupt its next step, and never for long
 
 MS = 1_000_000
 durations = st.integers(1, 10**9)
 
 
 def clock(passes: Sequence[int], step: int, start: int = 0) -> tuple[VerdictClock, int]:
-    """One that has heard verdicts after these passes, each begun at once; and the time of the last one.
+    """Returns a clock that has heard verdicts after these passes, each begun at once, and the time of the last one.
 
-    Before them it has heard 200 that nobody foresaw: what it does for their sake is what most tests are about.
+    Before them it has heard 200 verdicts that were not foreseen, since most tests are about their effect.
     """
     found, now = VerdictClock(), start
     for _ in range(200):
@@ -166,9 +166,9 @@ def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_that_does_n
     found, now = clock([length] * 3, step, start)
     due = now + length
     foreseen = 1 - FORESEEN_MEMORY**4 * (1 - 0.5 * FORESEEN_MEMORY**200)
-    before, behind = due - (now + elapsed), now + elapsed + step - due
-    expected = before if before > 0 and behind > 0 and foreseen * before < (1 - foreseen) * behind else 0
-    assume(abs(foreseen * before - (1 - foreseen) * behind) > 1e-6 * (length + step + start))
+    before, after = due - (now + elapsed), now + elapsed + step - due
+    expected = before if before > 0 and after > 0 and foreseen * before < (1 - foreseen) * after else 0
+    assume(abs(foreseen * before - (1 - foreseen) * after) > 1e-6 * (length + step + start))
     assert abs(found.patience_ns(now + elapsed) - expected) <= 2 + length // 10**6
 
 
@@ -189,7 +189,7 @@ def test_uneven_passes_are_waited_for_a_little_longer_than_even_ones() -> None:
     even, now = clock([10 * MS] * 6, 5 * MS)
     assert even.patience_ns(now + 8 * MS) == 2 * MS
     assert even.patience_ns(now + 4 * MS) == 0  # a step fits
-    assert even.patience_ns(now + 11 * MS) == 0  # it is late: nobody knows when it comes
+    assert even.patience_ns(now + 11 * MS) == 0  # it is late, so its time is unknown
     uneven, now = clock([10 * MS, 14 * MS, 10 * MS, 14 * MS, 10 * MS], 5 * MS)
     assert uneven.patience_ns(now + 8 * MS) > 4 * MS
     assert uneven.patience_ns(now + 12 * MS) > 0

@@ -1,4 +1,4 @@
-"""What a policy is shown, as a target tells it."""
+"""The view of a policy, as a target's reports change it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def seen_by(observer: Observer, decoding: TargetSession | None = None) -> Target
 
 
 def test_a_draft_is_silent_from_a_wait_in_vain_to_its_next_candidate() -> None:
-    """A stall of the machine costs one wait, and is not taken for the time that a candidate takes."""
+    """A stall of the machine costs one wait, and does not count as the time of a candidate."""
     observer = Observer()
     tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
     tree.attach(1)
@@ -170,7 +170,7 @@ def test_passes_without_a_draft_say_nothing_of_what_drafting_brings(has_draft: b
 
 
 def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() -> None:
-    """Each has the time of the pass, so a rest of one would be measured beside the candidates of the others."""
+    """A pass has one time for all, so a rest of one sequence would be measured with candidates of the others."""
     switches: Switches = {}
     observers = [Observer(switches) for _ in range(4)]
     for observer in observers:

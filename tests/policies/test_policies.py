@@ -81,7 +81,7 @@ def test_auto_waits_for_less_where_what_the_draft_has_begun_is_a_start_for_the_n
     one = replace(KNOWN, num_candidates=1, chances=(0.6,))
     assert AUTO.decide(replace(one, lead_gain=0.3)) == Wait(0.02)  # 0.36 for 0.25 and 0.6 of a half of 0.3, 0.34
     assert AUTO.decide(replace(one, lead_gain=0.4)) == Verify(1)  # for 0.37
-    assert AUTO.decide(replace(KNOWN, lead_gain=0.9)) == Wait(0.02)  # behind nothing it has only just begun
+    assert AUTO.decide(replace(KNOWN, lead_gain=0.9)) == Wait(0.02)  # no node to verify has a lead
 
 
 def test_auto_verifies_what_is_worth_its_row() -> None:

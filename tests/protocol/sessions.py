@@ -1,4 +1,4 @@
-"""What tests of the two sessions share."""
+"""Builders that the tests of the two sessions share."""
 
 from __future__ import annotations
 

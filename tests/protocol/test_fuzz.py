@@ -27,7 +27,7 @@ TREE_OPENING = replace(OPENING, fan_out=3, rows_per_step=4)
 
 
 class Pair:
-    """An honest draft and target of one sequence, and what a stranger's frames did to them."""
+    """An honest draft and target of one sequence, and the results of a stranger's frames."""
 
     def __init__(self, rng: random.Random, *, tree: bool) -> None:
         self._rng = rng
@@ -79,7 +79,7 @@ class Pair:
 
 
 def fuzz(num_messages: int, seed: int) -> Counter[str]:
-    """Feed so many hostile messages; what became of them. Raises what no message may cause."""
+    """Feed this many hostile messages and count their results. Raises errors that no message may cause."""
     rng = random.Random(seed)
     pairs = [Pair(rng, tree=False), Pair(rng, tree=True)]
     for number in range(num_messages):
@@ -183,7 +183,7 @@ HOSTILE_OPENINGS = {
     "a fan without end": {"fan_out": MAX_FAN_OUT + 1},
     "rows without end": {"fan_out": 1, "rows_per_step": 2**63 - 1},
     "a tree without rows": {"rows_per_step": 0},
-    "no candidates behind a token": {"fan_out": 0},
+    "no candidates after a token": {"fan_out": 0},
 }
 
 

@@ -40,7 +40,7 @@ def text(session: DraftSession) -> tuple[int, ...]:
     return (*session.committed, *(node.token_id for node in session.tree.root.below()))
 
 
-def test_a_pass_that_ends_the_answer_has_not_judged_what_lies_behind_the_end() -> None:
+def test_a_pass_that_ends_the_answer_has_not_judged_candidates_after_the_end() -> None:
     for ends, num_judged in ((False, 4), (True, 2)):
         session = target()
         session.receive(candidate(4, 5, 6, 7))
@@ -85,8 +85,8 @@ def test_a_block_keeps_what_it_was_drawn_from_when_the_draft_is_lost_during_the_
     assert session.to_judge()[1] == ("row of 4",)
 
 
-@pytest.mark.parametrize("of_another", [{"sequence_id": 0}, {"incarnation": 0}], ids=["request", "life"])
-def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another: dict[str, int]) -> None:
+@pytest.mark.parametrize("of_another", [{"sequence_id": 0}, {"incarnation": 0}], ids=["request", "incarnation"])
+def test_a_late_message_of_an_earlier_request_or_incarnation_changes_nothing(of_another: dict[str, int]) -> None:
     session, other = target(), draft(4)
     session.receive(candidate(4))
     before = (session.committed, session.num_candidates, session.verdict())
@@ -102,7 +102,7 @@ def test_a_candidate_from_another_prefix_is_dropped() -> None:
     assert session.num_candidates == 0
 
 
-def test_a_draft_that_is_done_says_so_once_and_goes_on_behind_a_verdict() -> None:
+def test_a_draft_that_is_done_says_so_once_and_goes_on_after_a_verdict() -> None:
     other = DraftSession(replace(OPENING, max_lookahead=2))
     for token_id in (4, 5):
         grow(other, token_id)
@@ -124,7 +124,7 @@ def test_a_drafter_without_a_proposal_says_so() -> None:
     assert session.may_get_more
     session.receive(message)
     assert not session.may_get_more
-    # Behind the next verdict it starts anew: worth waiting for, as after a rejection.
+    # After the next verdict it drafts again, which is worth a wait, as after a rejection.
     judge(session, 9, accepted=0)
     assert session.may_get_more
     assert session.draft_restarting

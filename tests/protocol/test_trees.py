@@ -1,4 +1,4 @@
-"""Trees of candidates, case by case: what the sessions do where a position has several."""
+"""Trees of candidates: the sessions' behaviour, case by case, with several candidates at a position."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def target() -> TargetSession:
     return attached(PROMPT, fan_out=2)
 
 
-def nodes(first: int, *nodes: tuple[int, int, int], behind: tuple[int, ...] = PROMPT) -> Candidate:
+def nodes(first: int, *nodes: tuple[int, int, int], after: tuple[int, ...] = PROMPT) -> Candidate:
     parents, token_ids, weights = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return Candidate(1, 1, len(behind), hash_of(behind), first, parents, token_ids, weights, more=True)
+    return Candidate(1, 1, len(after), hash_of(after), first, parents, token_ids, weights, more=True)
 
 
 # The target
@@ -44,12 +44,12 @@ def test_a_node_at_the_new_base_of_the_draft_is_remembered_when_it_was_committed
     session = target()
     session.receive(nodes(1, (0, 4, HALF), (1, 5, HALF)))
     judge(session, 4, 5, accepted=2)
-    behind = (*PROMPT, 4)  # the draft has heard of 4 alone
-    assert session.receive(nodes(3, (2, 6, HALF), behind=behind)) == "taken"
+    after = (*PROMPT, 4)  # the draft has heard of 4 alone
+    assert session.receive(nodes(3, (2, 6, HALF), after=after)) == "taken"
     assert session.begin(6).candidates == (6,)
 
 
-def test_a_candidate_that_comes_during_the_pass_is_judged_behind_one_path_only() -> None:
+def test_a_candidate_that_comes_during_the_pass_is_judged_after_one_path_only() -> None:
     session = target()
     session.receive(nodes(1, (0, 4, HALF), (0, 5, 10)))
     session.begin(6)
@@ -63,7 +63,7 @@ def test_a_candidate_that_comes_during_the_pass_is_judged_behind_one_path_only()
 
 
 def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
-    """A message was lost, so the draft has offered its tree once more: what hangs behind the new numbers counts."""
+    """A message was lost, so the draft has offered its tree again; new nodes name their parents by the new numbers."""
     session = target()
     session.receive(nodes(1, (0, 4, HALF), (1, 5, HALF)))
     session.receive(nodes(4, (2, 6, HALF)))  # number 3 was lost
@@ -252,7 +252,7 @@ def test_what_is_judged_is_the_path_that_was_taken() -> None:
 def test_candidates_less_likely_than_their_row_is_worth_are_left_out() -> None:
     session = target()
     session.receive(nodes(1, *FORKED))
-    block = session.begin(4, num_tracks=3, max_rows=6, min_chance=0.35)  # 0.6, 0.4, 0.36; not 0.3, nor 0.32 behind 8
+    block = session.begin(4, num_tracks=3, max_rows=6, min_chance=0.35)  # 0.6, 0.4, 0.36; not 0.3, nor 0.32 after 8
     assert (block.candidates, block.alternatives, block.parents) == ((5,), (6, 8), (0, 0, 2))
 
 

@@ -1,4 +1,4 @@
-"""What workers and drafters may expect of a model and its caches: of a real one, and of the tests' doubles."""
+"""The contract of a model and its caches with workers and drafters, for a real one and the tests' doubles."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_sequences_of_a_memory_have_biases_of_their_own(make: Callable[[], Any])
 # Captured passes, with the capture left out: the same work on the CPU. On a GPU: tests/gpu/test_cuda.py
 
 
-def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
+def test_a_prompt_goes_on_after_rows_of_paths_on_every_rank() -> None:
     """Kept rows lie in slots of other positions, which a chunk of a prompt cannot do with."""
     numerics = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3)
     plain, leading, following = wrapped(numerics, None), wrapped(numerics), wrapped(numerics)

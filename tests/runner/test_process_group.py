@@ -1,4 +1,4 @@
-"""How ranks sum and join, and find at once that another one is lost: over gloo, and over a double of NCCL.
+"""Ranks sum and join, and notice at once that another is lost, over gloo and over a double of NCCL.
 
 NCCL itself is in tests/gpu, ranks that are killed in tests/launch.
 """

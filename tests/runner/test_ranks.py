@@ -33,34 +33,34 @@ from amusd.runner.model_runner import ModelRunner, extend
 from amusd.runtime.ranks import Follower, Leader, command_encoder, follow
 from amusd.runtime.workers import Rendezvous
 
-Life = Callable[[Follower], object]
+Work = Callable[[Follower], object]
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
 
 
-def following(make: Callable[[Follower], ModelRunner]) -> Life:
-    def life(follower: Follower) -> None:
+def following(make: Callable[[Follower], ModelRunner]) -> Work:
+    def work(follower: Follower) -> None:
         model = make(follower)
         follower.ready("cpu", DEADLINE_SECONDS)
         follow(model, follower.commands())
 
-    return life
+    return work
 
 
 @contextmanager
-def followed(folder: Path, size: int, life: Life) -> Iterator[tuple[Leader, list[Future[None]]]]:
-    """A leader, whose followers are threads that are on their way; and what becomes of them."""
+def followed(folder: Path, size: int, work: Work) -> Iterator[tuple[Leader, list[Future[None]]]]:
+    """Yields a leader, and a future for each follower, which runs `work` on a thread."""
 
-    def live(rank: int) -> None:
+    def run(rank: int) -> None:
         follower = come(folder, rank, size)
         try:
-            life(follower)
+            work(follower)
         except BaseException as error:
             follower.close(error)
             raise
         follower.close()
 
     with ThreadPoolExecutor(size) as pool, closing(lead(folder, size)) as leader:
-        yield leader, [pool.submit(live, rank) for rank in range(1, size)]
+        yield leader, [pool.submit(run, rank) for rank in range(1, size)]
 
 
 def fail(*_: object) -> None:
@@ -68,11 +68,11 @@ def fail(*_: object) -> None:
 
 
 def test_a_follower_that_fails_amid_a_pass_ends_it_with_the_reason(tmp_path: Path) -> None:
-    def life(follower: Follower) -> None:
+    def work(follower: Follower) -> None:
         follower.ready("cpu", DEADLINE_SECONDS)
         fail(next(follower.commands()))
 
-    with followed(tmp_path, 2, life) as (leader, _):
+    with followed(tmp_path, 2, work) as (leader, _):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         with pytest.raises(PeerError, match=r"^rank 1 of the target failed: ValueError: out of paper$"):
@@ -177,7 +177,7 @@ def test_a_message_that_is_no_pass_is_an_error() -> None:
 
 
 def test_numbers_that_are_not_finite_are_wiped_on_every_rank(tmp_path: Path) -> None:
-    """A masked one is multiplied by zero, which makes no number of it."""
+    """A masked value is multiplied by zero, which gives NaN if it is infinite."""
 
     def overflow(model: Any) -> None:
         model.get_input_embeddings().weight.data[5] = torch.inf
@@ -238,7 +238,7 @@ def model_on(ranks: Ranks, rule: Numerics, captures: Captures) -> ModelRunner:
 
 
 def decoded(model: ModelRunner) -> list[list[int]]:
-    """What chains with rollbacks, blocks, paths and trees choose."""
+    """The tokens that chains with rollbacks, blocks, paths and trees choose."""
     prompt, block = random_ids(11), random_ids(3, seed=4)
     cache = model.new_cache(60)
     model.prepare(cache, (SECOND,))

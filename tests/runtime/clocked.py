@@ -1,4 +1,4 @@
-"""A clock that only a test moves, one end of a link that lives by it, and a source of drafts with such links."""
+"""A clock that only a test moves, one end of a link that uses it, and a source of drafts with such links."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clock(clock.Clock):
 
 class Link(base.Link):
     answers = True
-    """Whether it says hello to a target that does."""
+    """True if it answers a target's hello."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

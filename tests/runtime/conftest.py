@@ -1,4 +1,4 @@
-"""What tests of the two workers share."""
+"""Fixtures that the tests of the two workers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that are not there: what torch says of them, and an alarm for whoever touches CUDA before it may."""
+"""Simulated GPUs: torch counts them, and code that starts CUDA too early fails the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OPENS_A_CONTEXT = ("is_available", "init", "current_device", "set_device", "mem_
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, num_gpus: int, *, has_cuda: bool = True) -> None:
-    """torch counts so many GPUs, and has been built for CUDA or not. Whatever starts CUDA fails the test."""
+    """Make torch count this many GPUs, in a build with CUDA or without. Code that starts CUDA fails the test."""
     monkeypatch.setattr(torch.version, "cuda", "13.0" if has_cuda else None)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)

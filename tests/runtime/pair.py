@@ -70,7 +70,7 @@ def target_model() -> TableModel:
 
 
 def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
-    """Prompt and answer of plain decoding, straight from the model: no session, no worker."""
+    """Prompt and answer of plain decoding, computed directly by the model, without session or worker."""
     model = target_model()
     tokens = list(prompt)
     for _ in range(num_tokens):
@@ -80,7 +80,7 @@ def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, .
 
 
 class KeepingRecorder(Recorder):
-    """Keeps its events over `flush`."""
+    """A recorder that keeps its events after `flush`."""
 
     def __init__(self, role: str, clock: Clock = MONOTONIC) -> None:
         super().__init__(role, clock=clock)
@@ -89,7 +89,7 @@ class KeepingRecorder(Recorder):
 
 
 class DraftThread(DraftServer):
-    """A life of the draft, on a thread of its own, and how it ended."""
+    """One incarnation of the draft, on a thread of its own, and its exit code."""
 
     code: int | None = None
 
@@ -116,15 +116,15 @@ class DraftThreads:
     can_repeat: bool
     wrap: Callable[[MemoryTransport], Transport]
     delays: Mapping[str, Any]
-    lives: list[DraftThread] = field(default_factory=list)
+    incarnations: list[DraftThread] = field(default_factory=list)
     process = is_here = True
 
     def start(self) -> bool:
-        return not self.lives or not self.lives[-1].thread.is_alive()
+        return not self.incarnations or not self.incarnations[-1].thread.is_alive()
 
     def connect(self) -> Transport:
         target_end, draft_end = memory_pair(**self.delays)
-        self.lives.append(DraftThread(self, draft_end))
+        self.incarnations.append(DraftThread(self, draft_end))
         return self.wrap(target_end)
 
     def ended(self, _timeout: float, /) -> Ended | None:
@@ -132,16 +132,16 @@ class DraftThreads:
 
     def drop(self) -> None:
         """Kill the link, and wait until the draft has ended: the next one can begin at once."""
-        self.lives[-1].link.kill()
-        self.lives[-1].thread.join(TIMEOUT_SECONDS)
+        self.incarnations[-1].link.kill()
+        self.incarnations[-1].thread.join(TIMEOUT_SECONDS)
 
     def stop(self) -> None:
-        """Wait until all of them have ended."""
-        for life in self.lives:
-            life.link.close()
-            life.thread.join(TIMEOUT_SECONDS)
-            assert not life.thread.is_alive(), "a draft did not end"
-            assert life.code in (0, TOLD, None)  # where a test has killed its link
+        """Wait until all incarnations have ended."""
+        for incarnation in self.incarnations:
+            incarnation.link.close()
+            incarnation.thread.join(TIMEOUT_SECONDS)
+            assert not incarnation.thread.is_alive(), "a draft did not end"
+            assert incarnation.code in (0, TOLD, None)  # where a test has killed its link
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def restarting_pair(
 def pair(factories: Factories, **options: Any) -> Iterator[tuple[Engine, DraftThread]]:
     """The same with one draft, which nothing replaces."""
     with restarting_pair(factories, restarts=False, **options) as (engine, drafts):
-        yield engine, drafts.lives[0]
+        yield engine, drafts.incarnations[0]
 
 
 def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0, eos_token_id: int | None = None) -> Engine:
@@ -209,7 +209,7 @@ def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:
 
 
 def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
-    """A schedule whose candidate blocks are at most `length` long, and that waits for a draft that is held up.
+    """A schedule with candidate blocks of at most `length` tokens, which waits for a slow draft.
 
     `policy`: a setting's value, or "waiting", the one above.
     """
@@ -222,7 +222,7 @@ def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
 
 
 def waiting(config: DecodingConfig, *, can_branch: bool) -> Policy:
-    """A chain that no pass runs ahead of: that candidates are judged is no matter of timing."""
+    """A chain for which every pass waits, so that candidates are judged whatever the timing."""
     waits = {"min_candidates": 1, "max_wait_passes": 1e6}
     return ContinuousPolicy(max_lookahead=config.max_lookahead, tokens_per_message=1, always_waits=True, **waits)
 
@@ -261,7 +261,7 @@ def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
 
 
 def await_restarts(engine: Engine, number: int) -> None:
-    """Compute until so many lost drafts were replaced."""
+    """Compute until this many lost drafts were replaced."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while engine.draft.num_restarts < number:
         assert time.monotonic() < deadline, "no draft came back"

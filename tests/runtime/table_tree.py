@@ -40,7 +40,7 @@ def spread(seed: int) -> Places:
 
 
 class TableTreeDrafter(Drafter):
-    """Ranks by `model`, recomputing each node's path; where `places` says so, the best token stands at another rank."""
+    """Ranks guesses by `model`, recomputing each node's path; `places` moves the best token to another rank."""
 
     def __init__(
         self, model: TableModel | None = None, places: Places | None = None, ngrams: NgramCache | None = None

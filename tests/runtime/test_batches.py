@@ -40,7 +40,7 @@ EOS = 7
 CHUNK = 16
 PLAIN = decoding("autoregressive")
 START = (3,)
-"""A prompt that needs no prefill, so that what is admitted together has its passes together."""
+"""A prompt that needs no prefill, so that requests admitted together have their passes together."""
 CHAINS: dict[str, Callable[[], Drafter]] = {
     **DRAFTERS,
     "lookup first": lambda: ModelDrafter(target_model(), NgramCache(2)),
@@ -107,7 +107,7 @@ def as_seen(generation: Generation) -> tuple[Any, ...]:
 
 
 def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:
-    """The target's own, straight from the model."""
+    """Log-probabilities of an answer's tokens, computed directly by the model."""
     model = target_model()
     cache = prefilled(model, prompt[:-1], len(prompt) + len(token_ids))
     tokens = (prompt[-1], *token_ids)
@@ -116,7 +116,7 @@ def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[
 
 
 def check(engine: Engine, one: Asked, answer: Answer, *, is_whole: bool) -> None:
-    """Check that it is plain decoding's answer to this request alone, or under the ratio test one that may be."""
+    """Check an answer against plain decoding of this request alone; under the ratio test any possible answer passes."""
     if one.params.rule != "rejection":
         alone = engine.generate(one.prompt, one.params, decoding=PLAIN)
         assert answer.token_ids == alone.token_ids[: len(answer.token_ids)], one
@@ -136,7 +136,7 @@ def events_of(engine: Engine, *names: str) -> list[Event]:
 
 
 def steps_of(engine: Engine) -> list[tuple[str, list[int]]]:
-    """What the target has computed, in order: chunks of a prompt and passes, each with its sequences."""
+    """The computations of the target in order: chunks of a prompt and passes, each with its sequences."""
     found: dict[tuple[int, str], list[int]] = {}
     for event in events_of(engine, "target_prefill", "target_pass"):
         found.setdefault((event.start_ns, event.name), []).append(event.sequence_id)
@@ -152,7 +152,7 @@ def passes_of(engine: Engine) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> None:
-    """Read in any order, some hardly at all, while others come, are closed, and the draft is lost twice."""
+    """Answers are read in any order, requests come and are cancelled meanwhile, and the draft is lost twice."""
     draw = random.Random(f"mixed {seed}")
     waiting = [asked(draw, number) for number in range(64)]
     waiting.reverse()
@@ -189,11 +189,11 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
         assert accepted > 50
         for one, answer in begun:
             check(engine, one, answer, is_whole=answer not in closed)
-    assert [life.code for life in drafts.lives] == [0] * 3
+    assert [incarnation.code for incarnation in drafts.incarnations] == [0] * 3
 
 
 @lru_cache
-def text_behind(prompt: tuple[int, ...]) -> tuple[int, ...]:
+def text_after(prompt: tuple[int, ...]) -> tuple[int, ...]:
     return reference(NUM_SCHEDULED + 20, prompt)
 
 
@@ -201,7 +201,7 @@ NUM_SCHEDULED = 120
 
 
 class PromptedOracle(OracleDrafter):
-    """Right by a schedule of the prompt's own, behind each of eight."""
+    """An oracle with a schedule of its own for each of eight prompts."""
 
     def __init__(self) -> None:
         super().__init__((), always_wrong(), VOCAB_SIZE)
@@ -209,7 +209,7 @@ class PromptedOracle(OracleDrafter):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         super().open(token_ids, capacity, fan_out)
         prompt = tuple(token_ids[: len(PROMPT)])
-        self._reference, self._schedule = text_behind(prompt), right_with_probability(0.7, prompt[-1])
+        self._reference, self._schedule = text_after(prompt), right_with_probability(0.7, prompt[-1])
 
 
 EIGHT_PROMPTS = [(*PROMPT[:-1], number) for number in range(8)]
@@ -281,7 +281,7 @@ def test_a_block_is_waited_for_whoever_else_is_ready() -> None:
         others = [engine.submit(START, params(30), decoding=PLAIN) for _ in range(2)]
         waiter = engine.submit(EIGHT_PROMPTS[0], params(20), decoding=schedule)
         answer = waiter.result()
-        assert answer.token_ids == text_behind(EIGHT_PROMPTS[0])[len(PROMPT) :][:20]
+        assert answer.token_ids == text_after(EIGHT_PROMPTS[0])[len(PROMPT) :][:20]
         passes = [event for event in events_of(engine, "target_pass") if isinstance(event, TargetPass)]
         sizes = [event.num_candidates for event in passes if event.sequence_id == answer.sequence_id]
         assert sizes[:4] == [4, 4, 4, 4]
@@ -312,7 +312,7 @@ def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> No
 
 
 def test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted() -> None:
-    """Whichever is read first; one that was cancelled meanwhile is left out."""
+    """The order of reading does not matter, and a cancelled sequence is left out."""
     with pair({}, max_num_seqs=2) as (engine, _):
         answers = [engine.submit(START, params(10 + number)) for number in range(6)]
         answers[3].cancel()

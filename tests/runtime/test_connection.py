@@ -174,7 +174,7 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
 
 
 @pytest.mark.parametrize("is_of_use", [True, False])
-def test_a_draft_whose_candidates_are_accepted_or_that_worked_for_long_is_worth_as_many_restarts_as_the_first(
+def test_a_draft_with_accepted_candidates_or_long_work_has_as_many_restarts_as_the_first(
     search: Search, is_of_use: bool
 ) -> None:
     for _ in range(2 * MAX_RESTARTS):

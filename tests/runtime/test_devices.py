@@ -144,12 +144,12 @@ def test_a_gpu_that_cannot_be_claimed_is_one_line(error: str, line: str, monkeyp
 
 
 class ClaimedError(Exception):
-    """A worker has named its GPU; what it would do next is not there."""
+    """Raised where a worker has named its GPU, in place of its next step."""
 
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], object]:
-    """Runs a worker up to where it names its GPU, which has to be the first that it does with CUDA; returns that."""
+    """Run a worker until it names its GPU, which must be its first use of CUDA; returns this device."""
     pretend_gpus(monkeypatch, 4)
 
     def claim(device: str) -> None:

@@ -1,4 +1,4 @@
-"""What a target tells its draft and how long it waits for it, on a clock that only the test moves."""
+"""The messages of a target to its draft and its waits for it, on a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     assert target.connection.losses == ["the link is cut"]
 
 
-def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> None:
+def test_an_incarnation_counts_as_useful_if_a_candidate_was_accepted_before_it_was_lost() -> None:
     right = next(decode(Target().worker, *Target().request(1))).token_id
     for token_id, number in (((right + 1) % VOCAB_SIZE, 0), (right, 1)):
         target = Target()
@@ -266,7 +266,7 @@ def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loa
             target.connection.lose("it is gone")
         target.clock.pass_by(SILENCE)
         assert target.client.look_for_next()
-        target.connection.on_accepted()  # or after so many losses it were given up
+        target.connection.on_accepted()  # else the target would give up after this many losses
         assert target.client.has_draft(sequence)
         assert target.connection.losses == ["the link is cut"] * number
     assert (target.connection.num_restarts, caplog.messages) == (30, [])
@@ -285,7 +285,7 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
     assert (target.connection.presence, target.connection.losses, sequence.metrics.draft) == ("present", [], None)
 
 
-def test_what_comes_behind_the_last_token_does_not_wait_for_the_drafts_counts() -> None:
+def test_the_step_of_the_last_token_ends_before_the_drafts_counts_arrive() -> None:
     target = Target()
     target.link.inbox.append(chain(1, PROMPT, (1, 2, 3, 4)))
     sequence = target.open(1)
@@ -312,7 +312,7 @@ def test_a_draft_that_only_says_that_it_works_is_replaced() -> None:
 
 
 def test_counts_that_are_not_final_are_no_counts() -> None:
-    """Else fewer tokens may seem drafted than were accepted."""
+    """Counts that are not final may show fewer drafted tokens than accepted ones."""
     target = Target()
     sequence = target.open(1)
     target.link.inbox += [chain(1, PROMPT, (1, 2, 3, 4)), Progress(1, 3, 0, 0, 1)]
@@ -421,7 +421,7 @@ def test_a_draft_that_is_lost_amid_the_openings_is_back_for_those_alone_that_wer
 
 
 def test_a_pause_of_the_reader_is_no_slowness_of_the_pair() -> None:
-    """Else drafting were turned off after it, since plain decoding seemed faster."""
+    """A pause that counted would turn drafting off, since plain decoding would look faster."""
     target = Target()
     request, stop = target.request(20)
     policy = ContinuousPolicy(max_lookahead=4, tokens_per_message=1, min_candidates=0, max_wait_passes=1.0)

@@ -1,4 +1,4 @@
-"""The draft's process: started wherever its parent runs, replaced from what has loaded, told of in one line if lost."""
+"""The draft's process: its start, its replacement from a loaded copy, and the one line about its loss."""
 
 from __future__ import annotations
 
@@ -246,5 +246,5 @@ def test_a_drafter_that_always_raises_is_given_up(
             assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]
         failure = f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: ValueError: no more than"
         assert engine.draft.failure == failure
-    assert capfd.readouterr().err.count("Traceback") == 1  # all lives end with the same error
+    assert capfd.readouterr().err.count("Traceback") == 1  # all incarnations end with the same error
     assert "ValueError: no more than" in (tmp_path / "draft_error.txt").read_text()

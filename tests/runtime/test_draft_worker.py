@@ -1,4 +1,4 @@
-"""What a draft says, and when, on a clock that only its own work moves."""
+"""The messages of a draft and their times, on a clock that only its own work moves."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_block_of_any_length_travels_in_messages_that_fit_a_frame() -> None:
 
 
 def test_a_verdict_that_leaves_no_room_is_answered_at_once() -> None:
-    """Otherwise the target would wait for candidates that never come."""
+    """Without this answer the target would wait for candidates that never come."""
     draft = Draft(max_length=len(PROMPT) + 4, max_lookahead=2)
     draft.steps(2)
     said = len(draft.link.messages(Candidate))
@@ -151,10 +151,10 @@ def test_a_verdict_that_leaves_no_room_is_answered_at_once() -> None:
 OPENING = Open(2, 1, PROMPT, 23, "test", 8, 1, not_over=(1, 2, 3))
 HOSTILE: dict[str, tuple[Message, list[int]]] = {
     "an opening without room": (replace(OPENING, max_length=len(PROMPT) - 1), [2]),
-    "an opening of a life that is over": (replace(OPENING, incarnation=7), []),
-    "an opening that says of itself that it is over": (replace(OPENING, not_over=(1, 3)), []),
+    "an opening for an earlier incarnation": (replace(OPENING, incarnation=7), []),
+    "an opening that is over by its own list": (replace(OPENING, not_over=(1, 3)), []),
     "the same opening again": (replace(OPENING, sequence_id=1), []),
-    "a verdict behind a gap": (Verdict(1, 1, 0, len(PROMPT) + 1, ANSWER[1:2]), [1]),
+    "a verdict after a gap": (Verdict(1, 1, 0, len(PROMPT) + 1, ANSWER[1:2]), [1]),
     "a verdict for nobody": (Verdict(9, 1, 0, len(PROMPT), (1,)), []),
     "a message of its own side": (Candidate(1, 1, len(PROMPT), 0, 1, (0,), (1,), (), more=True), []),
 }
@@ -162,7 +162,7 @@ HOSTILE: dict[str, tuple[Message, list[int]]] = {
 
 @pytest.mark.parametrize(("message", "refused"), HOSTILE.values(), ids=HOSTILE)
 def test_what_no_target_should_say_changes_nothing(message: Message, refused: list[int]) -> None:
-    """Without an answer the target would take the draft for silent, where it may wait for one."""
+    """A message that may expect an answer gets one, since the target would take the draft for silent without it."""
     draft = Draft(max_lookahead=4, max_num_seqs=2)
     draft.say(message)
     assert [said.sequence_id for said in draft.link.messages(Refused)] == refused
@@ -172,7 +172,7 @@ def test_what_no_target_should_say_changes_nothing(message: Message, refused: li
 
 
 def test_a_sequence_that_was_refused_is_closed_with_counts_of_nothing() -> None:
-    """Otherwise the target would wait for the counts."""
+    """Without this answer the target would wait for the counts."""
     draft = Draft()
     draft.say(Close(2))
     assert draft.link.messages(Refused) == [Refused(2)]
@@ -232,7 +232,7 @@ def test_each_sequence_with_a_verdict_is_answered_before_the_next_step() -> None
 
 
 def test_where_no_drafter_is_free_a_sequence_is_refused_and_may_ask_again(caplog: pytest.LogCaptureFixture) -> None:
-    """The target has more sequences than there are drafters: all of those that are at work go on."""
+    """The target has more sequences than the draft has drafters; those that are at work go on."""
     draft = Draft(max_num_seqs=2, num_open=2)
     draft.say(draft.opening(3), draft.opening(3), draft.opening(2))
     assert set(draft.worker._sequences) == {1, 2}
@@ -282,7 +282,7 @@ def test_a_step_waits_for_verdicts_only_as_long_as_each_sequence_would() -> None
 
 
 class Target:
-    """Says as a target does which of its sequences begin and end, to one that keeps all copies of it."""
+    """Opens and closes sequences as a target does, and keeps all messages, so that a test can repeat them."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -315,10 +315,10 @@ class Target:
     )
 )
 @example([("begin", 0), ("hear", 0), ("end", 0), ("hear", 0), ("hear", 1)])
-def test_whatever_is_heard_and_when_no_open_sequence_ends_and_each_number_lives_once(
+def test_no_open_sequence_ends_and_each_number_is_used_once_whatever_is_heard_and_when(
     actions: list[tuple[str, int]],
 ) -> None:
-    """Messages are lost, copied and late by chance; what is heard in the end has room for all that are open."""
+    """Messages are lost, copied and late by chance; once all openings arrive, all open sequences have a drafter."""
     draft = Draft(max_num_seqs=3, num_open=0, max_lookahead=3)
     target = Target(draft)
     sequences, ended, heard = draft.worker._sequences, set[int](), list[tuple[int, ...]]()

@@ -1,4 +1,4 @@
-"""The target's features reach a drafter: of each committed token once, whatever is lost on the way."""
+"""The features of each committed token reach the drafter once, whatever is lost on the way."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def features_of(start: int, end: int) -> Features:
     return Features(1, 1, start, end, rows)
 
 
-def test_features_wait_for_their_verdict_and_those_of_another_life_are_dropped() -> None:
+def test_features_wait_for_their_verdict_and_those_for_another_incarnation_are_dropped() -> None:
     target, draft = memory_pair()
     drafter = ReadingDrafter()
     worker = DraftWorker(draft, {NAME: [drafter]}, 1, Recorder("draft"))

@@ -1,4 +1,4 @@
-"""When a pass over several sequences begins: by majority, or in lock step."""
+"""The start of a pass over several sequences: by majority, or in lock step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEVER = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyAt(Policy):
-    """Would wait for so many nanoseconds."""
+    """A policy that waits for this many nanoseconds."""
 
     time_ns: int
     is_block: bool
@@ -39,7 +39,7 @@ class ReadyAt(Policy):
 
 
 def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
-    """When the first pass of each sequence begins."""
+    """Start times of the first pass of each sequence."""
     clock = VirtualTime(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Duration.of_ms(1.0)}, draft_token=Duration.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, width=8, has_draft=True)

@@ -62,7 +62,7 @@ def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) ->
 
 
 def test_an_asynchronous_draft_works_while_the_target_does() -> None:
-    """The first pass lasts until the draft has made a step, which it makes in a pass alone."""
+    """The first pass lasts until the draft has made a step; the draft makes its step only during a pass."""
     passing, has_stepped = threading.Event(), threading.Event()
 
     class InPass(OracleDrafter):

@@ -1,4 +1,4 @@
-"""A prompt that begins like an earlier one computes only the rest, and its answer is that of a fresh engine."""
+"""The common beginning of two prompts is computed once, and the answers are those of a fresh engine."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_any_draft_serves_a_recurrent_target_and_a_recurrent_one_any_target(
 
 
 def test_auto_plans_no_trees_for_a_draft_that_drafts_none() -> None:
-    """Neither candidates with weights nor verdicts that a tree can wait for."""
+    """Its candidates have no weights, and there is no tree that waits for verdicts."""
     draft = our_model("lfm2")
     with engine_of(lean(), TableTokenizer(VOCAB), {"draft": drafters_of(draft, 1).pop}) as (engine, _):
         answer = engine.stream((3, 4), PARAMS)
@@ -165,8 +165,8 @@ def test_auto_plans_no_trees_for_a_draft_that_drafts_none() -> None:
         assert len(answer.result().token_ids) == PARAMS.max_new_tokens
 
 
-def test_a_chat_goes_on_from_the_state_behind_its_last_prompt() -> None:
-    """So do target and draft; a prompt that begins alike goes on from the end of a chunk."""
+def test_a_chat_goes_on_from_the_state_after_its_last_prompt() -> None:
+    """Target and draft both do; a prompt with the same beginning goes on from the end of a chunk."""
     options = {"state_bytes": 1_000_000}
     target, draft = our_model("bamba", **options), our_model("bamba", NOISE, **options)
     [prompt] = prompts_of((200,))

@@ -1,4 +1,4 @@
-"""A cascade over three workers: the middle's text is its own whatever its draft does, and the answer the target's."""
+"""A cascade over three workers: no draft changes the middle's text, and none changes the target's answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ACTIONS = st.tuples(st.sampled_from(["propose", "propose", "commit", "confirm", 
 
 
 class Middle:
-    """A cascade and its draft's worker in one thread: `let(n)` has the draft take up to n steps."""
+    """A cascade and its draft's worker in one thread; `let(n)` runs up to n steps of the draft."""
 
     def __init__(self, inner: str, distribution: Distribution) -> None:
         own, its = memory_pair()
@@ -71,7 +71,7 @@ def own_text(context: list[int], number: int, distribution: Distribution) -> tup
 def test_the_middles_text_is_its_own_whatever_its_draft_does(
     distribution: Distribution, inner: str, prompt: list[int], actions: list[tuple[str, list[int], int]]
 ) -> None:
-    """No message contradicts another, even where the target takes tokens back that the draft was told of."""
+    """No message contradicts another, even if the target takes back tokens that the draft has received."""
     middle = Middle(inner, distribution)
     drafter, path = middle.drafter, list[int]()
     drafter.open(prompt, CAPACITY)

@@ -1,4 +1,4 @@
-"""The tree of a draft and what its drafter keeps of it go back together, or not at all."""
+"""A draft's tree and its drafter's state are rolled back together, or not at all."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Result = TypeVar("Result")
 
 
 class DeviceLostError(RuntimeError):
-    """The device is lost in a call of this name."""
+    """The device was lost in the call with this name."""
 
 
 class BrittleDrafter(Drafter):
-    """Another drafter, of which some calls fail: before they do their work, or behind it."""
+    """Wraps a drafter; the calls that `fails` names raise, before their work or after it."""
 
-    def __init__(self, inner: Drafter, fails: Callable[[str], bool], *, behind: bool = False) -> None:
-        self._inner, self._fails, self._behind = inner, fails, behind
+    def __init__(self, inner: Drafter, fails: Callable[[str], bool], *, after: bool = False) -> None:
+        self._inner, self._fails, self._after = inner, fails, after
 
     @property
     def length(self) -> int:
@@ -65,7 +65,7 @@ class BrittleDrafter(Drafter):
 
     def _call(self, name: str, act: Callable[[], Result]) -> Result:
         fails = self._fails(name)
-        if fails and not self._behind:
+        if fails and not self._after:
             raise DeviceLostError(name)
         result = act()
         if fails:
@@ -74,7 +74,7 @@ class BrittleDrafter(Drafter):
 
 
 def failing_at(number: int) -> Callable[[str], bool]:
-    """The call with this number, from 0, whichever it is."""
+    """True for the call with this number, counted from 0, whatever its name."""
     calls = iter(range(10_000))
     return lambda _: next(calls) == number
 
@@ -102,21 +102,19 @@ def manager_of(kind: str, drafter: Drafter) -> RollbackManager:
 
 
 def contradiction(manager: RollbackManager) -> Verdict:
-    """The first token of the likeliest path, then one that nobody has foreseen."""
+    """A verdict of the first token of the likeliest path and a token that is not in the tree."""
     first = manager.session.tree.root.children[0]
     other = next(token for token in range(VOCAB_SIZE) if first.child(token) is None)
     return Verdict(1, 1, 0, manager.session.base, (first.token_id, other))
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("number", range(0, 40, 3))
-def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
-    kind: str, number: int, behind: bool
-) -> None:
-    """The manager still follows a verdict; any other failure surfaces, and has changed neither side alone."""
+def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(kind: str, number: int, after: bool) -> None:
+    """The manager recovers from a failure in a verdict; any other surfaces, and session and drafter still agree."""
     rng, failed_in = random.Random(number), ""
-    drafter = BrittleDrafter(DRAFTERS[kind](), failing_at(number), behind=behind)
+    drafter = BrittleDrafter(DRAFTERS[kind](), failing_at(number), after=after)
     manager = RollbackManager(OPENINGS[kind], drafter)
     try:
         manager.open()
@@ -174,7 +172,7 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
 def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
     class Forgetful(BrittleDrafter):
         def follow(self, transition: Transition) -> None:
-            """Does nothing, and says nothing."""
+            """Do nothing, without an error."""
 
     manager = manager_of("chain", Forgetful(DRAFTERS["chain"](), lambda _: False))
     verdict = contradiction(manager)

@@ -43,7 +43,7 @@ def params(temperature: float, **changes: Any) -> SamplingParams:
 @pytest.mark.parametrize(("acceptance", "least"), [("matching", 1.0), ("rejection", 0.99)])
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
 def test_a_draft_equal_to_the_target_is_always_accepted(filters: dict[str, Any], acceptance: str, least: float) -> None:
-    """It draws with the same noise at the same positions, and penalties count the same tokens.
+    """The draft draws with the same noise at the same positions, and penalties count the same tokens.
 
     In the ratio test p / q is 1 for every token, but rows are rounded to float32.
     """

@@ -48,7 +48,7 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
 
 
 def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline for a block is ten seconds, so that to wait for each would take longer than a test may."""
+    """The deadline for a block is ten seconds, so the test would time out if the target waited for each."""
     monkeypatch.setattr(patience, "SILENCES", 1000)  # it is not replaced, however long the answers take
     with survivor("shared_memory") as pair:
         pair.await_help(SCHEDULES[1])

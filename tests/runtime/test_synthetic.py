@@ -31,7 +31,7 @@ def synthetic(accept: float) -> dict[str, Callable[[], Drafter]]:
 
 
 def test_a_candidate_whose_predecessors_were_accepted_is_accepted_with_the_probability() -> None:
-    """Blocks that are waited for are the same in each run, so this is no matter of luck."""
+    """The target waits for each block, so that blocks are the same in each run."""
     accept, schedule = 0.8, decoding("synchronous", 4)
     with pair(synthetic(accept), pass_seconds=0.0) as (engine, _):
         told = [reference(150, (first, 7))[2:] for first in range(3)]
@@ -60,7 +60,7 @@ def test_a_command_decodes_the_answer_in_advance_once_for_each_request() -> None
 
 
 class CountedModel(TableModel):
-    """Writes down its calls: what each cost is decided by how many tokens went in and came out."""
+    """Records its calls by their tokens in and out, which decide the cost of each."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB_SIZE, seed=1, max_length=200)

@@ -63,7 +63,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Engine, Any]]
 
 
 def check(stock: Any, prompt: Sequence[int], answer: Generation) -> None:
-    """Each token is the likeliest one behind the tokens before it."""
+    """Each token is the likeliest one after the tokens before it."""
     ids = [*prompt, *answer.token_ids]
     for row, token in zip(stock_logits(stock, ids)[len(prompt) - 1 :], answer.token_ids, strict=False):
         assert row.max() - row[token] <= CLEAR

@@ -197,7 +197,7 @@ class Experiment:
 
 
 def _seeded(distribution: Distribution, seed: int) -> Distribution:
-    """The same as `dataclasses.replace`, without fifty thousand checks of what does not change."""
+    """The same as `dataclasses.replace`, without its repeated checks of unchanged fields."""
     copy = object.__new__(Distribution)
     copy.__dict__.update(distribution.__dict__, seed=seed)
     return copy

@@ -1,4 +1,4 @@
-"""The definition of what is sampled, in float64 and one token at a time: what the sampler is held against."""
+"""The definition of sampling in float64, one token at a time: the reference for the sampler."""
 
 from __future__ import annotations
 

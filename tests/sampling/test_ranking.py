@@ -1,4 +1,4 @@
-"""What a draft guesses: the tokens that the target would choose from the draft's logits, and how likely they are."""
+"""The guesses of a draft: the tokens that the target would choose from the draft's logits, and their probabilities."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def rank(
 
 def test_a_token_of_the_path_is_penalized_by_its_logit() -> None:
     logits = torch.tensor([[2.0, 1.9, -1.0]] * 2)
-    before, behind = rank(logits, Distribution(repetition_penalty=1.5), number=1)
-    assert (ids_of(before), ids_of(behind)) == ((0,), (1,))
+    before, after = rank(logits, Distribution(repetition_penalty=1.5), number=1)
+    assert (ids_of(before), ids_of(after)) == ((0,), (1,))
 
 
 @settings(max_examples=80)
@@ -97,7 +97,7 @@ def test_guesses_are_the_best_scores_of_the_definition(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.7])
 def test_a_first_guess_is_right_as_often_as_it_says(temperature: float) -> None:
-    """The target's logits are the draft's and an error of Gumbel noise, whatever the temperature."""
+    """The target's logits are the draft's plus Gumbel noise, whatever the temperature."""
     rng, rows, columns = np.random.default_rng(3), 1500, 200
     distribution, state = Distribution(temperature=temperature, seed=9), SamplingState(columns)
     draft = random_logits(rng, rows, columns, 2.5)

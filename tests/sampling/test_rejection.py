@@ -81,7 +81,7 @@ def test_impossible_draft_probabilities_are_refused(data: bytes, token_id: int, 
 
 
 def cascade(middle: PrefixModel) -> CascadeDrafter:
-    """`middle` judges what a model near to it drafts."""
+    """`middle` judges the candidates of a model near to it."""
     inner = ModelDrafter(PrefixModel(5, of=middle))  # type: ignore[arg-type]
     return CascadeDrafter(middle, inner)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What is chosen from logits: by the definition, whatever else is in the pass, and as a GPU would do it."""
+"""The choice from logits: as defined, whatever else is in the pass, and with a GPU's operators."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int, monke
     assert choose(logits, np.arange(5000, dtype=np.uint32), 0, 1.0) == chosen
 
 
-# What a choice does not depend on
+# A choice does not depend on the rest of its pass
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ class Launches(TorchDispatchMode):
     ],
 )
 def test_a_device_launches_few_kernels_and_is_not_asked(kind: type[RowSampler], level: Level, number: int) -> None:
-    """Tensors on `meta` have no values: whatever would read one, or has a shape that depends on one, raises."""
+    """Tensors on `meta` have no values: an operator that reads one, or whose shape depends on one, raises."""
     device = torch.device("meta")
     sampler = kind(SamplingState(128_256, None, device), level)
     logits = torch.empty((8, 128_256), dtype=torch.bfloat16, device=device)

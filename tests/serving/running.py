@@ -45,7 +45,7 @@ class Running:
 
     @property
     def num_aborted(self) -> float:
-        """Counted by the server's own thread, which by then has cancelled the answers."""
+        """Number of aborted requests, counted by the server's thread, which has cancelled the answers by then."""
         return self.figures()["amusd:requests_aborted_total{}"]
 
     def client(self, **options: Any) -> OpenAI:

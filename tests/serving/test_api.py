@@ -1,4 +1,4 @@
-"""OpenAI's own client against the server, and what its protocol says of streams, choices, usage and ends."""
+"""OpenAI's own client against the server, and the protocol's rules for streams, choices, usage and ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.policies.base import Decision, Policy, TargetView
 
 BLOCKS = {"mode": "synchronous", "num_speculative_tokens": 4, "max_silence_seconds": 60.0}
-"""Each pass waits for its candidates, so that what is counted does not depend on this machine."""
+"""Each pass waits for its candidates, so that counts do not depend on this machine."""
 USER: Any = {"role": "user", "content": TEXT}
 
 
@@ -72,7 +72,7 @@ def test_a_chat_stream_has_a_role_its_text_an_end_and_its_usage(server: Running,
 
 
 def acceptance(documents: list[Any]) -> Any:
-    """What AIPerf 0.13 (`spec_decode/vllm_adapter.py`) reads in the bodies or chunks of a response, by its checks."""
+    """The values that AIPerf 0.13 (`spec_decode/vllm_adapter.py`) reads in a response, with its checks."""
     (found,) = [told for one in documents if (told := (one.get("metrics") or {}).get("speculative_decoding"))]
     histogram, num_steps = found["acceptance_histogram"], found["num_spec_steps"]
     assert all(type(count) is int for count in histogram)
@@ -130,7 +130,7 @@ def test_a_seed_repeats_an_answer_and_the_next_choice_has_the_next_seed(client: 
     assert texts(both) == texts(sampled(client, seed=7)) + texts(sampled(client, seed=8))
     assert texts(both) == texts(sampled(client, seed=7, n=2, extra_body={"mode": "autoregressive"}))
     assert len({*texts(both)}) == 2
-    drawn = sampled(client)  # nobody named a seed, so it is told
+    drawn = sampled(client)  # the request has no seed, so the response names one
     assert texts(drawn) == texts(sampled(client, seed=drawn.seed))
     assert both.usage.completion_tokens == 24
     assert both.usage.prompt_tokens == 5
@@ -149,7 +149,7 @@ def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:
 def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -> None:
     before = server.figures()
     sampled(client, n=2, max_tokens=10, temperature=0)
-    whole = "vllm:e2e_request_latency_seconds_count{}"  # counted behind the last byte
+    whole = "vllm:e2e_request_latency_seconds_count{}"  # counted after the last byte
     until(lambda: server.figures().get(whole, 0) > before.get(whole, 0))
     health = server.get("/health")
     assert (health.status_code, health.json()["status"], health.json()["draft"]) == (200, "ok", "present")

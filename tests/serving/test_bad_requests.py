@@ -1,4 +1,4 @@
-"""What a client gets wrong: the status, the type and the parameter of every mistake, in OpenAI's shape."""
+"""Mistakes of clients: the status, the type and the parameter of each error, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -150,6 +150,6 @@ def test_a_bug_is_an_error_in_openais_shape_too(monkeypatch: pytest.MonkeyPatch)
         assert response.status_code == 500
         told = {"message": "internal error", "type": "server_error", "param": None, "code": None}
         assert response.json() == {"error": told}
-        until(lambda: own.lines)  # told behind the answer
+        until(lambda: own.lines)  # told after the answer
     (line,) = own.lines
     assert line.startswith(f"{CHAT}: ZeroDivisionError in ")

@@ -1,4 +1,4 @@
-"""Clients that go away, readers and senders that are slow, and servers that end: nobody else notices."""
+"""Clients that leave, slow readers and senders, and servers that end do not disturb other clients."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ PROMPT_IDS = ids_of(SENTENCEPIECE, ["▁why", "▁is", "▁the"])
 ALIKE = ["▁true", "<0x74>", "</s>", "<0xC3>", "t", "<0xC4>"]
 
 
-def test_of_alternatives_that_read_alike_the_likelier_stands() -> None:
+def test_the_likelier_of_two_alternatives_with_the_same_text_is_shown() -> None:
     alike = tuple(zip(ids_of(SENTENCEPIECE, ALIKE), [-0.5, -1.0, -2.0, -3.0, -4.0, -5.0], strict=True))
     found = [Token(ids_of(SENTENCEPIECE, ["▁true"])[0], "", -0.5, alike)]
     asked = read({"prompt": "a", "logprobs": 6}, is_chat=False)

@@ -45,7 +45,7 @@ def test_a_variable_that_is_no_templates_is_refused_by_name(server: Running, nam
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("is_chat", [False, True], ids=["completion", "chat"])
-def test_an_answer_goes_on_behind_its_prompt_also_in_logprobs(server: Running, is_chat: bool, streams: bool) -> None:
+def test_an_answer_goes_on_after_its_prompt_also_in_logprobs(server: Running, is_chat: bool, streams: bool) -> None:
     params = SamplingParams(max_new_tokens=20, seed=1, temperature=1.0, logit_bias=BIAS)
     generation = server.engine.generate(PROMPT, params, raw=not is_chat)
     prompt_ids = server.engine.encode(PROMPT, raw=not is_chat)

@@ -1,6 +1,6 @@
 """Speed-ups over plain decoding that can be written down, for comparison with the simulated ones.
 
-    a      probability that a draft token behind a right prefix is accepted, independent of all others, below 1
+    a      probability that a draft token after a right prefix is accepted, independent of all others, below 1
     c      draft steps in the time of one target pass, at least 1
     tokens are counted per target pass, whose time does not depend on its width
 

@@ -1,4 +1,4 @@
-"""Answers decoded together, and what goes in and comes back: what can be written down, and laws that always hold."""
+"""Answers decoded together: closed forms, laws that always hold, and inputs that are read back from events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_plain_decoding_takes_a_pass_over_all_of_them_for_a_token_of_each(
 
 
 def test_auto_does_not_take_the_time_of_prompts_for_that_of_drafting() -> None:
-    """Prompts come in beside the answers of others, at the costs of a CPU. With a rest for each sequence it lost."""
+    """Prompts are admitted beside other answers, at the costs of a CPU. With one rest per sequence `auto` lost here."""
     costs = Costs(
         passes=rows_of(36.0, 1.5, 0.05), draft_token=Duration.of_ms(3.0, 0.1), tree_row_ns=MILLISECOND // 5,
         sequence_ns=5 * MILLISECOND // 2, draft_sequence_ns=4 * MILLISECOND // 5,
@@ -79,7 +79,7 @@ def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
     costs = replace(costs, sequence_ns=50, draft_sequence_ns=7)
 
     def taken(costs: Costs, number: int, num_sequences: int) -> tuple[int, int, int]:
-        """A pass over so many candidates, a step of a token each, a step over so many nodes."""
+        """Times in ns of a pass over candidates, of a step with one token each, and of a step over nodes."""
         pass_ns = costs.pass_ns(number, False, Random(0), num_sequences=num_sequences)
         step_ns = costs.step_ns(False, Random(0), num_sequences=num_sequences)
         return pass_ns, step_ns, costs.tree_step_ns(number, False, Random(0), num_sequences=num_sequences)
@@ -100,7 +100,7 @@ def test_the_given_share_of_tokens_is_right(accept: float, num_answers: int, num
     assert all(abs(sum(answer) - accept * num_tokens) <= 1 for answer in answers)
 
 
-# Inputs read back from events: what was put in comes out
+# Inputs read back from events equal those of the simulation
 
 
 def ms(alone: float, together: float | None = None) -> Duration:

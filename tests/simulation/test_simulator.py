@@ -1,4 +1,4 @@
-"""The simulated pair: limits that are known, laws that always hold."""
+"""The simulated pair: known limits, and laws that always hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() 
     flawless = simulator(1.0, costs(6), num_tokens=1000)
     assert speedup(flawless, chain(0)) == pytest.approx(6, rel=0.01)
     narrow = of_answers(flawless.answers, costs(20), max_candidates=7)
-    assert speedup(narrow, chain(0)) == pytest.approx(8, rel=0.01)  # 7 candidates, and the late one behind them
+    assert speedup(narrow, chain(0)) == pytest.approx(8, rel=0.01)  # 7 candidates, and the late one after them
 
 
 WINDOWED = DecodingConfig(policy="windowed", num_speculative_tokens=8)
@@ -123,7 +123,7 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
 
 
 def check_times(outcome: Outcome, longest_host_ns: int) -> None:
-    """Each worker does one thing at a time, and what an answer took is the work in it and the host's time."""
+    """Each worker does one thing at a time; the time of an answer is that of its work and of the host."""
     work = spans_of(outcome.timeline.target, "target_prefill", "target_pass", "target_wait")
     drafting = spans_of(outcome.timeline.draft, "draft_prefill", "draft_step", "advance", "rollback", "draft_wait")
     for times in (work, drafting):
@@ -170,9 +170,9 @@ def test_no_schedule_exceeds_the_bound_of_one_path(
     """Rows of a tree do not lift it, even where they are free.
 
     1 / (1 - a): a pass judges one path, along the first guesses (which a >= (1 - a) accept_next makes the likeliest),
-    so every wrong one takes a pass. c / a: nodes of one step are on different paths or at least not behind each other,
-    since what follows a node is known only when it has been computed; so a step brings the text on by one token at
-    most, however many rows it has, and c is counted in steps of one row, the cheapest.
+    so every wrong one takes a pass. c / a: nodes of one step never follow each other, since the guesses after a node
+    are known only once it is computed. So a step extends the text by one token at most, however many rows it has, and c
+    is counted in steps of one row, the cheapest.
     """
     machine = replace(simulator(a, costs(c, delay=delay), num_tokens=150), accept_next=accept_next)
     assert speedup(machine, decoding) <= closed_forms.upper_bound(machine.accept, c) * 1.02

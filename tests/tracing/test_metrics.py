@@ -104,7 +104,7 @@ def test_a_folder_of_any_name_takes_events_and_fits_a_hello(tmp_path: Path) -> N
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans())))
 def test_an_event_is_in_the_file_of_its_run_which_is_made_for_the_first(events: list[tuple[int, int, bool]]) -> None:
-    """What belongs to no sequence (0 here) stays with the run that was going on. Braces in a path are no fields."""
+    """Events of no sequence (0 here) belong to the current run. Braces in a path are not format fields."""
     with tempfile.TemporaryDirectory(prefix="{run}") as folder:
         own: list[list[int]] = [[], [], []]
         for run in range(3):

@@ -1,4 +1,4 @@
-"""What became of each drafted token and each message, by the events of both workers, and how `amusd trace` shows it."""
+"""The fate of each drafted token and each message in the events of both workers, and `amusd trace`, which shows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from amusd.tracing.timeline import Timeline, match_messages
 
 
 def fates(target: list[Event], draft: list[Event]) -> list[tuple[int, ...]]:
-    """How many tokens of each step were accepted, overtaken, wasted."""
+    """Numbers of tokens of each step that were accepted, overtaken, wasted."""
     return [tuple(found.values()) for _, found in Timeline(target, draft).steps()]
 
 
@@ -90,7 +90,7 @@ KEYS = {
     "s": ON_A_THREAD | {"id"},
     "f": ON_A_THREAD | {"id", "bp"},
 }
-"""The phases that are written, each with what the format asks of an event of it."""
+"""The phases of events that are written, each with the keys that the format demands."""
 
 
 @pytest.fixture(params=SCHEDULES)
@@ -138,7 +138,7 @@ def test_a_lost_draft_is_marked() -> None:
     assert marks == [("draft lost", 0.02)]
 
 
-# The command, on real run directories and on folders that are none
+# The command on real run directories and on other folders
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The links that the contract suite runs, behind one small interface."""
+"""The links that the contract suite runs, with one small interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every link promises (`transport/base.py`), run by every link, also between two processes."""
+"""The contract of links (`transport/base.py`), checked for every link, also between two processes."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_both_ends_have_the_delay_of_the_settings() -> None:
     assert (draft.delay_seconds, target.delay_seconds) == (0.25, 0.25)
 
 
-# Two processes: who is stopped is slow, who is killed is lost, at either end
+# Two processes: a stopped one is slow, a killed one is lost, at either end
 
 
 ROOT = Path(__file__).parents[2]

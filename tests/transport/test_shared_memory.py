@@ -1,4 +1,4 @@
-"""What only a shared-memory link can suffer: death in mid-write, strangers, bytes of any kind, one core for both."""
+"""Faults of shared-memory links alone: death in mid-write, strangers, bytes of any kind, one core for both."""
 
 from __future__ import annotations
 

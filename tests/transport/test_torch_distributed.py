@@ -1,4 +1,4 @@
-"""What only a link of process groups can suffer: death, a wrong length, threads left behind, no GPU."""
+"""Faults of process-group links alone: death, a wrong length, threads that stay, no GPU."""
 
 from __future__ import annotations
 

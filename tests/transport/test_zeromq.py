@@ -1,4 +1,4 @@
-"""What only a link of ZeroMQ can suffer: death, strangers, oversized frames, public addresses, and wrong keys."""
+"""Faults of ZeroMQ links alone: death, strangers, oversized frames, public addresses and wrong keys."""
 
 from __future__ import annotations
 
@@ -159,13 +159,13 @@ def test_a_draft_for_several_targets_stays_at_one_port() -> None:
 
 @pytest.mark.parametrize("kind", ["shared_memory", "gloo", "nccl"])
 def test_a_draft_elsewhere_is_reached_by_no_link_between_processes_of_one_target(kind: Any) -> None:
-    """Gloo's kind would have had no lost draft replaced."""
+    """With a gloo link no lost draft would be replaced."""
     address = "tcp://127.0.0.1:5"
     line = refusal(lambda: check_link(TransportConfig(kind=kind), address, "target", "drafter.address"))
     assert line == f"transport.kind={kind}: not with drafter.address={address}; allowed: auto, zeromq"
 
 
-# Links between machines: who has the right key is let in, nobody else. Two loopback addresses stand for two hosts.
+# Links between machines admit only peers with the right key. Two loopback addresses stand for two hosts.
 
 
 OTHER_NODE = "tcp://127.0.0.2:*"
