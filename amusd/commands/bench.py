@@ -266,11 +266,11 @@ def load_transformers(path: str, dtype: str, device: str) -> Generate | None:
 def one_pass(model: ModelRunner, prompt: Sequence[int], width: int) -> Work:
     """A pass of `width` rows after the prompt, or of the most rows allowed there."""
     tokens = [*islice(cycle(prompt), min(width, model.numerics.max_rows(len(prompt))))]
-    return _behind(prompt, model, width, lambda cache: model.run([Rows(tokens, cache)])[0].choose())
+    return _after(prompt, model, width, lambda cache: model.run([Rows(tokens, cache)])[0].choose())
 
 
 def _steps(model: ModelRunner, prompt: Sequence[int], number: int) -> Work:
-    work = _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
+    work = _after(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
     return work._replace(num_steps=number)
 
 
@@ -289,7 +289,7 @@ def _tree_step(drafter: ModelDrafter, prompt: Sequence[int], width: int) -> Work
     return Work(run, drafter.model.weight_bytes)
 
 
-def _behind(prompt: Sequence[int], model: ModelRunner, room: int, work: Callable[[KVCache], object]) -> Work:
+def _after(prompt: Sequence[int], model: ModelRunner, room: int, work: Callable[[KVCache], object]) -> Work:
     cache = model.new_cache(len(prompt) + room)
     model.prefill(prompt, cache)
 

@@ -75,7 +75,7 @@ class BlockDrafter(Drafter):
         if not self._ranking.needs_context and place in self._guesses:
             return self._guesses[place]
         self._ranking.see(self.committed)
-        inputs, scores = self._ranking.inputs_behind(self.length, [path]), self._scores[place : place + 1]
+        inputs, scores = self._ranking.inputs_after(self.length, [path]), self._scores[place : place + 1]
         try:
             check_finite(self._largest[place])
             (guesses,) = self._ranking.rank(scores, inputs)

@@ -119,7 +119,7 @@ class TreeSlots:
         if behind:
             self._ranking.see(self._committed)
             others = len(tokens) - len(behind)
-            inputs = self._ranking.inputs_behind(len(self._committed), behind, self._mixtures, others)
+            inputs = self._ranking.inputs_after(len(self._committed), behind, self._mixtures, others)
             wanted = SamplerRows(self._ranking.sampler, inputs)
         slots = Paths(self._prefix[: self._num_computed], paths)
         return Rows(model_ids(self._model, tokens), self._cache, wanted, paths=slots)

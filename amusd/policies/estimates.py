@@ -235,6 +235,6 @@ class VerdictClock:
         if now_ns >= last_ns:
             return 0
         before_ns = max(0.0, due_ns - now_ns)
-        behind_ns = self._step_ns - before_ns
-        pays = self._foreseen * before_ns >= (1 - self._foreseen) * behind_ns
+        after_ns = self._step_ns - before_ns
+        pays = self._foreseen * before_ns >= (1 - self._foreseen) * after_ns
         return 0 if pays else int(last_ns - now_ns)

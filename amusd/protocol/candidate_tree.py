@@ -91,7 +91,7 @@ class CandidateTree:
             children = path[-1].children
         return path
 
-    def likeliest_behind(self, token_ids: Iterable[int]) -> CandidateNode | None:
+    def likeliest_after(self, token_ids: Iterable[int]) -> CandidateNode | None:
         """The likeliest candidate after this path; None without one."""
         children = self.children
         for token_id in token_ids:
@@ -106,7 +106,7 @@ class CandidateTree:
         guesses: list[tuple[float, int, CandidateNode, int]] = []  # a heap, the likeliest first
         order, start = count(), self._prefix.length - 1
 
-        def guess_behind(parent: int, children: Children, chance: float) -> None:
+        def guess_after(parent: int, children: Children, chance: float) -> None:
             for node in children.values():
                 heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, next(order), node, parent))
 
@@ -114,7 +114,7 @@ class CandidateTree:
         nodes: list[CandidateNode] = []
         parents: list[int] = []
         track_of = [0]
-        guess_behind(0, self.children, 1.0)
+        guess_after(0, self.children, 1.0)
         while guesses and len(nodes) < num_candidates and -guesses[0][0] >= min_chance:
             chance, _, node, parent = heapq.heappop(guesses)
             track = None if node.position > start + depth else tracks.place(node.position, track_of[parent])
@@ -123,7 +123,7 @@ class CandidateTree:
             nodes.append(node)
             parents.append(parent)
             track_of.append(track)
-            guess_behind(len(nodes), node.children, -chance)
+            guess_after(len(nodes), node.children, -chance)
         main = [place for place, track in enumerate(track_of) if track == 0]
         others = [place for place, track in enumerate(track_of) if track > 0]
         rows = {place: row for row, place in enumerate((*main, *others))}

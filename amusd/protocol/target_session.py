@@ -179,7 +179,7 @@ class TargetSession:
         Judging that late candidate instead of taking a bonus token is exact, and saves the draft's tree more often.
         """
         block = self._verifying()
-        late = self._tree.likeliest_behind(block.candidates)
+        late = self._tree.likeliest_after(block.candidates)
         if late is None:
             return block.candidates, block.draft_probs
         return (*block.candidates, late.token_id), (*block.draft_probs, late.draft_probs)

@@ -102,7 +102,7 @@ class Ranking(SequenceSampler):
         self._number = number
         self._least = max(min_probability, _LEAST_PROBABILITY)
 
-    def inputs_behind(
+    def inputs_after(
         self, length: int, paths: Sequence[Sequence[int]], mixtures: Sequence[Mixture] = (), num_unranked: int = 0
     ) -> PackedInputs:
         """Inputs of rows, each after the first `length` tokens and a path.
@@ -124,7 +124,7 @@ class Ranking(SequenceSampler):
         """The likeliest tokens of each row of `logits` [rows, columns], the best first.
 
         Each row's largest logit must be finite. Probabilities are above 0 and sum to at most 1. `packed`, `mixtures`:
-        see `inputs_behind`. `outputs`: of the sampler, if computed in the pass.
+        see `inputs_after`. `outputs`: of the sampler, if computed in the pass.
         """
         if outputs is None:
             found = self.sampler.ranks_of(logits.float(), self.state.send(torch.from_numpy(packed)))

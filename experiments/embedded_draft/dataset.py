@@ -151,10 +151,10 @@ def read_corpora(folder: Path) -> tuple[list[Text], list[Tensor]]:
 
 def known_tokens(text: Text) -> Known:
     """The continuations behind every token of every row."""
-    return known_behind([row[:length].tolist() for row, length in zip(text.token_ids, text.length, strict=True)])
+    return known_after([row[:length].tolist() for row, length in zip(text.token_ids, text.length, strict=True)])
 
 
-def known_behind(rows: Sequence[Sequence[int]]) -> Known:
+def known_after(rows: Sequence[Sequence[int]]) -> Known:
     """The continuations behind every one of these tokens."""
     token_ids, agreeing = np.zeros((2, sum(map(len, rows)), MAX_CONTINUATIONS), dtype=np.int64)
     ngrams, place = NgramCache(), 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dataset import known_behind
+from dataset import known_after
 from losses import mix
 from teacher import load_teacher, stop_ids
 
@@ -169,7 +169,7 @@ def judge(answer: Answer, target: ModelRunner, draft: ModelRunner) -> list[Judge
         model = (draft.output_ids[q.argmax(dim=-1)] == tokens).float()
     else:
         model = torch.minimum(p[:, draft.output_ids], q).sum(dim=-1)
-    known, behind = known_behind([sequence]), slice(start - 1, -1)
+    known, behind = known_after([sequence]), slice(start - 1, -1)
     mixed = mix(q, draft.output_ids, *known.at(behind), p.shape[1])
     ranks = (mixed > mixed.gather(1, tokens[:, None])).sum(dim=-1).tolist()
     acceptance = torch.minimum(p, mixed).sum(dim=-1)

@@ -160,7 +160,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Make]:
             ranking.see(pair.committed)
 
             def guess(path: list[int]) -> list[int]:
-                packed = ranking.inputs_behind(root.position + 1, [path])
+                packed = ranking.inputs_after(root.position + 1, [path])
                 rows = ranking.rank(scores[len(path) : len(path) + 1], packed) if len(path) < len(scores) else [()]
                 return [token_id for token_id, _ in rows[0]]
 

@@ -105,7 +105,7 @@ class Checked:
         options = {"number": self.fan_out, "min_probability": MIN_PROBABILITY}
         ranking = Ranking(self.distribution, state, self.prompt, **options)
         ranking.see(text)
-        (expected,) = ranking.rank(logits, ranking.inputs_behind(len(text), [()], [mixture]), [mixture])
+        (expected,) = ranking.rank(logits, ranking.inputs_after(len(text), [()], [mixture]), [mixture])
         assert [token_id for token_id, _ in guesses] == [token_id for token_id, _ in expected]
         assert [weight for _, weight in guesses] == pytest.approx([weight for _, weight in expected], abs=1e-4)
         self.num_compared += 1

@@ -150,7 +150,7 @@ def test_tokens_are_drawn_from_logits_on_the_device_as_from_their_copies(tempera
     ranked = []
     for device in ("cpu", "cuda:0"):
         ranking = Ranking(distribution, SamplingState(logits.shape[1], device=device), number=8)
-        packed = ranking.inputs_behind(5, [[0] * (row // 2) for row in range(8)], mixtures)
+        packed = ranking.inputs_after(5, [[0] * (row // 2) for row in range(8)], mixtures)
         ranked.append(ranking.rank(logits[:8].to(device), packed, mixtures))
     for here, there in zip(*ranked, strict=True):
         assert [token_id for token_id, _ in here] == [token_id for token_id, _ in there]

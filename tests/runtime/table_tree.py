@@ -90,7 +90,7 @@ class TableTreeDrafter(Drafter):
     def _guesses(self, root: Node, node: Node) -> Guesses:
         context = (*self.committed, *path_to(root, node))
         self._ranking.see(context)
-        (ranked,) = self._ranking.rank(self._row(context), self._ranking.inputs_behind(len(context), [()]))
+        (ranked,) = self._ranking.rank(self._row(context), self._ranking.inputs_after(len(context), [()]))
         best, *others = (token_id for token_id, _ in ranked)
         others.insert(self._places(len(context)), best)
         return list(zip(others[: self.fan_out], WEIGHTS, strict=False))

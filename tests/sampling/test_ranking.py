@@ -57,7 +57,7 @@ def rank(
     state = SamplingState(logits.shape[1], None if ids is None else torch.tensor(ids))
     ranking = Ranking(distribution, state, **{"number": 4, **kwargs})
     paths = [[0] * row for row in range(len(logits))]
-    return ranking.rank(logits, ranking.inputs_behind(length, paths, mixtures), mixtures)
+    return ranking.rank(logits, ranking.inputs_after(length, paths, mixtures), mixtures)
 
 
 def test_a_token_of_the_path_is_penalized_by_its_logit() -> None:
