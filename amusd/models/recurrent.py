@@ -98,7 +98,7 @@ class StateHistory:
         needed = {self.newest(final), *self.kept}
         self.states = {place: state for place, state in self.states.items() if place >= final or place in needed}
 
-    def shelve(self) -> None:
+    def store(self) -> None:
         """Keep the newest state for prompts that begin alike."""
         place = len(self.token_ids)
         if place in self.states and place not in self.kept:

@@ -179,7 +179,7 @@ class ModelRunner:
                 passes.prefill(cache, token_ids)
                 cache.advance(len(token_ids))
                 if cache.history is not None:
-                    cache.history.shelve()
+                    cache.history.store()
             case Forward(_, steps):
                 batch = [self._resumed(rows) for rows in batch]
                 outputs: list[ModelOutput] = passes.run(batch, steps, sampler)
