@@ -54,7 +54,7 @@ class EagleDecoder(Decoder):
         """See `Network`."""
         embedded = F.embedding(token_ids, self.embedding)  # [rows, width]
         assert memory.parents is not None
-        features = memory.memory.features(self.feature_width, self.device)
+        features = memory.shared.features(self.feature_width, self.device)
         state = features.index_select(0, memory.parents).to(embedded.dtype)  # [rows, width]
         if self.fc is not None:
             hidden = self.fc(torch.cat((embedded, state), dim=1))

@@ -101,11 +101,11 @@ class Layer:
         num_queries, num_keys, dim = self.num_queries, self.num_keys, self.dim
         joint = self.query_key_value(inputs).view(len(inputs), -1, dim)  # query, key and value heads
         if joint.device.type != "cpu":
-            storage = memory.memory.joint(self.index, 2 * num_keys, dim, joint.device)
+            storage = memory.shared.joint(self.index, 2 * num_keys, dim, joint.device)
             query: Tensor = rotate_and_store(
                 joint, rotation, self.head_norm, storage, memory.slots, num_queries, self.epsilon
             )
-            return query, *memory.memory.views(self.index)
+            return query, *memory.shared.views(self.index)
         joint = joint.float()
         rotated = joint[:, : num_queries + num_keys]
         if self.head_norm is not None:

@@ -101,7 +101,7 @@ class KVMemory:
 class PassMemory(NamedTuple):
     """A memory, and the places that one pass reads and writes."""
 
-    memory: KVMemory
+    shared: KVMemory
     slots: range | Tensor
     """Slots of the first rows: a range, or [rows] int64 on the device. Further rows are padding and not written."""
     parents: Tensor | None = None
@@ -111,17 +111,17 @@ class PassMemory(NamedTuple):
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write [heads, rows, dim] at the slots; return the tensors [heads, slots, dim]."""
-        write = self.memory.write
+        write = self.shared.write
         return write((layer_idx, "keys"), keys, self.slots), write((layer_idx, "values"), values, self.slots)
 
     def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write keys and values [rows, 2 * heads, dim], the keys' heads first; return `KVMemory.views`."""
-        self.memory.write((layer_idx, "joint"), key_values.transpose(0, 1), self.slots)
-        return self.memory.views(layer_idx)
+        self.shared.write((layer_idx, "joint"), key_values.transpose(0, 1), self.slots)
+        return self.shared.views(layer_idx)
 
     def write_features(self, rows: Tensor) -> None:
         """Write [rows, width] at the slots."""
-        self.memory.write(_FEATURES, rows.unsqueeze(0), self.slots)
+        self.shared.write(_FEATURES, rows.unsqueeze(0), self.slots)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
